@@ -28,9 +28,8 @@ from scale import KEEP_RATIO, forget_peak, gpt2, trained
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-from sharding import Plan, Server, ShardPlanner
+from sharding import Plan, Residual, Server, ShardPlanner
 from sharding.flower.messages import ARRAYS, METRICS, NODE, pack
-from sharding.residual import Residual
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Roster, Timeouts

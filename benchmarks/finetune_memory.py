@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` and `train` run f
 
 from sharding import Residual, ShardPlanner, client_model, factorize, init_empty, shardable_layers
 from sharding.modules.memory import release_freed_memory
-from train.client_memory import PeakMemory, random_shard
+from train.cli.client_memory import PeakMemory, random_shard
 
 RANK = 16
 QLORA_BITS = 4 + 8 / 64 + 32 / (64 * 256)

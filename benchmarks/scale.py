@@ -42,10 +42,10 @@ from sharding import (
     init_empty,
     shardable_layers,
 )
-from sharding.aggregation.aggregate import Aggregation
-from sharding.decomposition import form_of
 from sharding.factorization import factorize_empty, num_terms
-from sharding.quantization import quantize
+from sharding.layers.decomposition import form_of
+from sharding.matrices.quantization import quantize
+from sharding.rounds.aggregation.aggregate import Aggregation
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 Row = dict[str, str | int | float]

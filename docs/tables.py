@@ -19,7 +19,7 @@ from studies.curves import by_scheme, ends, mean_and_error, read_curves
 from studies.runner import CONFIGS, Arguments
 from studies.upload_studies import UPLOADS
 from train.config.schema import load_config
-from train.frame import find_runs
+from train.report.frame import find_runs
 from train.report.text import NOTHING, frame_table, markdown_table, mean_and_spread
 from train.rundir.records import read_layers
 

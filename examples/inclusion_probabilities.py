@@ -19,10 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checko
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sharding import STRATEGIES, shardable_layers
+from sharding import STRATEGIES, Allocation, LayerContext, shardable_layers
 from sharding.factorization import num_terms
-from sharding.spectrum import decompose
-from sharding.strategies import Allocation, LayerContext
+from sharding.matrices.spectrum import decompose
 from train.assembly import assemble
 from train.callbacks import EachRound
 from train.config.schema import load_config

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sharding.errors import UserError
-from sharding.failures import one_line
+from sharding.rounds.failures import one_line
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.hub import reading
 from sharding.errors import UserError, join_first
-from sharding.failures import one_line
+from sharding.rounds.failures import one_line
 
 log = logging.getLogger(__name__)
 

@@ -26,24 +26,24 @@ D_c     ``num_samples``                           size of client c's data
 from importlib.metadata import PackageNotFoundError, version
 
 from sharding import recipes as recipes
-from sharding.aggregation.fed_yogi import FedYogi
-from sharding.aggregation.iterate_average import iterate_average
-from sharding.client import client_model, init_empty, train_shard
 from sharding.client_sampling import SAMPLERS, Population, Sampler
-from sharding.designs import DESIGNS, draw_terms
 from sharding.errors import UserError
 from sharding.factorization import Budget, Energy, factorize, merge, shardable_layers, split_layers, unpack_attention
 from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
-from sharding.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
-from sharding.optim import clip_and_decay
-from sharding.plan import Plan
-from sharding.planner import ShardPlanner
-from sharding.residual import Residual
-from sharding.server import Server
-from sharding.shard import Shard, Update
-from sharding.strategies import STRATEGIES, Allocation, LayerContext, Strategy
+from sharding.rounds.aggregation.fed_yogi import FedYogi
+from sharding.rounds.aggregation.iterate_average import iterate_average
+from sharding.rounds.client import client_model, init_empty, train_shard
+from sharding.rounds.optim import clip_and_decay
+from sharding.rounds.plan import Plan
+from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.residual import Residual
+from sharding.rounds.server import Server
+from sharding.rounds.shard import Shard, Update
+from sharding.terms.designs import DESIGNS, draw_terms
+from sharding.terms.inclusion import collective_inclusion, optimal_inclusion, successive_inclusion
+from sharding.terms.strategies import STRATEGIES, Allocation, LayerContext, Strategy
 from sharding.transport.compression import COMPRESSIONS
 
 try:

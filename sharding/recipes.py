@@ -10,11 +10,11 @@ from statistics import median_low
 from torch import nn
 from torch.optim import SGD
 
-from sharding.aggregation.iterate_average import iterate_average
 from sharding.factorization import factorize, merge
-from sharding.plan import Client
-from sharding.planner import ShardPlanner
-from sharding.server import Server
+from sharding.rounds.aggregation.iterate_average import iterate_average
+from sharding.rounds.plan import Client
+from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.server import Server
 
 PUBLISHED_LR = 0.1
 TUNED_LR = 0.02

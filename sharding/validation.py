@@ -63,7 +63,7 @@ def check_probabilities(values: Vector, name: str) -> None:
     if bad.size:
         raise UserError(
             f"{name}[{bad[0]}] is {values[bad[0]]}; probabilities in [0, 1] are needed: "
-            "use one of sharding.inclusion's solvers, or np.clip against rounding"
+            "use one of sharding.terms.inclusion's solvers, or np.clip against rounding"
         )
 
 

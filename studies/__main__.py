@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend may not be installed here
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
-from sharding.errors import UserError
+from sharding import UserError
 from studies import beyond, finetune, multi_task, options, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS

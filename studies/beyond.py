@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sharding.errors import UserError
+from sharding import UserError
 from studies import width
 from studies.curves import by_scheme, ends, mean_and_error
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary

@@ -31,7 +31,7 @@ DIGITS = 7  # significant digits kept
 
 
 def evaluations(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the curves of runs from their rounds (`train.frame.round_frame`)."""
+    """Return the curves of runs from their rounds (`train.report.frame.round_frame`)."""
     rounds = rounds.reindex(columns=dict.fromkeys((*rounds, "improvement_alpha", "train_set_loss")))
     by_task = rounds.filter(regex="/num_clients$")
     trained = by_task.sum(axis=1).where(by_task.notna().any(axis=1), rounds.num_clients.fillna(0))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 from torch import nn
 
-from sharding.errors import UserError
+from sharding import UserError
 from studies import runner
 from studies.beyond import difference, format_percents
 from studies.curves import by_scheme, ends

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from sharding.errors import UserError
+from sharding import UserError
 from studies import beyond, width
 from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, format_percents
 from studies.curves import by_scheme, ends

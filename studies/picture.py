@@ -7,7 +7,7 @@ from itertools import cycle
 import pandas as pd
 from matplotlib.figure import Figure
 
-from train.frame import mean_curve
+from train.report.frame import mean_curve
 from train.report.plots import DASHES, add_legend, draw_band, draw_targets, lay_out_log, styles_of
 
 ROWS = {"test_accuracy": "test accuracy (%)", "lowest_loss": "lowest training loss"}

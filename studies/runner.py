@@ -8,11 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from sharding.errors import UserError, join_first
+from sharding import UserError
+from sharding.errors import join_first
 from studies.curves import COLUMNS, evaluations, read_curves, write_curves
+from train.cli.progress import sweep_missing
 from train.config.schema import Config, load_config
-from train.frame import round_frame
-from train.progress import sweep_missing
+from train.report.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
 from train.sweep import default_jobs
 from train.utils.errors import RunError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models import LOADERS, MODELS
-from sharding.errors import UserError
+from sharding import UserError
 from sharding.rng import generator
 from train.data import DATASETS, Dataset, Split, default_root
 from train.data.files import load_files

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sharding.errors import UserError
+from sharding import UserError
 from studies.curves import evaluations
 from train.assembly import assemble, make_model, make_server_optimizer
 from train.config.schema import Config
@@ -32,7 +32,7 @@ from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.evaluation import evaluate
 from train.experiment import Experiment
-from train.frame import round_frame
+from train.report.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
 from train.utils.jsonl import read_lines
 

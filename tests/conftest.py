@@ -90,6 +90,6 @@ def started(monkeypatch):
         return failures
 
     monkeypatch.setattr("train.engines.parent_process", lambda: object())  # so a run starts no processes of its own
-    monkeypatch.setattr("train.progress.sweep", sweep)
+    monkeypatch.setattr("train.cli.progress.sweep", sweep)
     monkeypatch.setattr("train.cli.commands.sweep", sweep)
     return names

@@ -16,8 +16,7 @@ import torch
 import sharding
 from docs import generate, reference, tables
 from models import MODELS
-from sharding import DESIGNS, STRATEGIES
-from sharding.client_sampling import SAMPLERS
+from sharding import DESIGNS, SAMPLERS, STRATEGIES
 from tests.train.runs import TINY
 from train.cli.arguments import parse
 from train.cli.commands import main

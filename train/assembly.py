@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from models import build_model, load_pretrained
 from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
-from sharding.designs import fit
 from sharding.errors import UserError, join_first, lookup, safe_repr
-from sharding.failures import one_line
 from sharding.modules.state import check_shapes
-from sharding.plan import Client
 from sharding.rng import generator, seed_of
+from sharding.rounds.failures import one_line
+from sharding.rounds.plan import Client
+from sharding.terms.designs import fit
 from train.config.parts import Part
 from train.config.schema import Config
 from train.data import Dataset, load_dataset

@@ -8,7 +8,7 @@ from torch import nn
 
 from sharding import Plan, Server
 from sharding.client_sampling import Sampler
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.config.schema import Config
 from train.data import Dataset, Split
 from train.engines import Engine, Job

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Server, ShardPlanner
-from sharding.diagnostics import alignment
-from sharding.plan import Client
+from sharding.rounds.diagnostics import alignment
+from sharding.rounds.plan import Client
 from train.experiment import Experiment
 
 

@@ -7,12 +7,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from sharding.aggregation.aggregate import Aggregation
 from sharding.client_sampling import Participation
 from sharding.client_sampling.network import Profiles
-from sharding.diagnostics import plan_anme, plan_coverage, plan_discrepancy
-from sharding.failures import Kind
-from sharding.plan import Client, Plan
+from sharding.rounds.aggregation.aggregate import Aggregation
+from sharding.rounds.diagnostics import plan_anme, plan_coverage, plan_discrepancy
+from sharding.rounds.failures import Kind
+from sharding.rounds.plan import Client, Plan
 from train.experiment import Experiment
 
 

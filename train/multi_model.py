@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from sharding import Plan
 from sharding.client_sampling import Participation, TaskSampler
 from sharding.client_sampling.optimal import REPORT_BYTES, reject
-from sharding.failures import Failure
-from sharding.plan import Client
+from sharding.rounds.failures import Failure
+from sharding.rounds.plan import Client
 from train.assembly import build_experiment, make_sampler, simulate_clients
 from train.callbacks import Callback
 from train.clock import Clock

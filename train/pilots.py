@@ -20,8 +20,8 @@ from pydantic.dataclasses import dataclass as checked
 from sharding.client_sampling import Participation, StatisticalSampler, WirelessSampler, estimate_beta_over_alpha
 from sharding.client_sampling.sampler import Population
 from sharding.errors import UserError
-from sharding.plan import Client
 from sharding.rng import seed_of
+from sharding.rounds.plan import Client
 from sharding.validation import Vector
 from train.assembly import make_planner, make_server
 from train.callbacks import Callback, Plans

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sharding import Plan
-from sharding.aggregation.aggregate import Average
 from sharding.client_sampling import Participation
-from sharding.plan import Client
+from sharding.rounds.aggregation.aggregate import Average
+from sharding.rounds.plan import Client
 from train.callbacks import Callback
 from train.clock import Clock
 from train.engines.engine import Replies

@@ -7,7 +7,7 @@ from workload import BATCH, COHORT, EPOCHS, LR, PER_USER, ROUNDS, USERS, Stopwat
 
 from sharding import Server, ShardPlanner
 from sharding.client_sampling import UniformSampler
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job, ProcessesEngine

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sharding.client_sampling.sampler import BudgetSampler, upload_coins
 from sharding.errors import UserError, safe_repr
-from sharding.inclusion import optimal_inclusion
+from sharding.terms.inclusion import optimal_inclusion
 from sharding.validation import as_floats, is_number
 
 Matrix = NDArray[np.float64]

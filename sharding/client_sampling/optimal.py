@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from sharding.client_sampling.aocs import aocs_probabilities, plain_sum
 from sharding.client_sampling.sampler import BudgetSampler, Participation, upload_coins
 from sharding.errors import safe_repr
-from sharding.failures import Failure, Kind
-from sharding.inclusion import optimal_inclusion
-from sharding.plan import Client
+from sharding.rounds.failures import Failure, Kind
+from sharding.rounds.plan import Client
+from sharding.terms.inclusion import optimal_inclusion
 from sharding.validation import Vector
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sharding.client_sampling.network import Profiles
 from sharding.errors import UserError, safe_repr
-from sharding.failures import Failure
-from sharding.plan import Client
 from sharding.rng import generator
+from sharding.rounds.failures import Failure
+from sharding.rounds.plan import Client
 from sharding.validation import Vector, as_floats, as_whole, is_number
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from sharding.client_sampling.sampler import Participation, Sampler, WithReplacement
 from sharding.client_sampling.wireless import statistical_probabilities, wireless_probabilities
 from sharding.errors import UserError, safe_repr
-from sharding.plan import Client
 from sharding.rng import generator
+from sharding.rounds.plan import Client
 from sharding.validation import Vector, is_number
 
 

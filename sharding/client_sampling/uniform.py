@@ -14,11 +14,11 @@ from sharding.client_sampling.sampler import (
     uniform_cohort,
     upload_coins,
 )
-from sharding.designs import fit
-from sharding.designs.design import Design
-from sharding.inclusion import optimal_inclusion
-from sharding.plan import Client
 from sharding.rng import generator
+from sharding.rounds.plan import Client
+from sharding.terms.designs import fit
+from sharding.terms.designs.design import Design
+from sharding.terms.inclusion import optimal_inclusion
 from sharding.validation import Vector
 
 

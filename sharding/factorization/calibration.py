@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from sharding.activations import Moment
 from sharding.errors import UserError, safe_repr
 from sharding.layers import num_blocks
 from sharding.layers.linear import is_transposed_linear
+from sharding.matrices.activations import Moment
 
 Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 

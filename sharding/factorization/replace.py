@@ -11,6 +11,7 @@ from sharding.factorization.select import ENDS, Patterns, as_patterns, packed_at
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
+from sharding.matrices.quantization import Format, check_format
 from sharding.modules.copies import copied, tensors
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import (
@@ -20,7 +21,6 @@ from sharding.modules.wrappers import (
     refuse_offloaded,
     refuse_scripted,
 )
-from sharding.quantization import Format, check_format
 
 
 def factorize(
@@ -46,11 +46,11 @@ def factorize(
             Make the optimizer afterwards: an earlier one would train the old weights.
         also: layers to factorize that stay dense by default, as embeddings do (``also=nn.Embedding``).
         residual: keep the rest of each weight, frozen, as ``int4``, ``int8``, ``bfloat16`` or ``float32``; see
-            `sharding.quantization`. The model then computes what it did, up to rounding, and only the terms train. None
-            drops the rest.
+            `sharding.matrices.quantization`. The model then computes what it did, up to rounding, and only the terms
+            train. None drops the rest.
         calibration: batches of inputs (as for `sharding.train_shard`; targets are ignored). The terms of each layer are
-            then those that keep its outputs on these inputs, see `sharding.activations`. An `Energy` or a `Budget`
-            still counts the terms of the weights.
+            then those that keep its outputs on these inputs, see `sharding.matrices.activations`. An `Energy` or a
+            `Budget` still counts the terms of the weights.
 
     Returns:
         The model, with a `Report` in its attribute ``factorize_report``.

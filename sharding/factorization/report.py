@@ -10,10 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from sharding.decomposition import form_of
 from sharding.factorization.select import ENDS, Pattern, Selection
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
+from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import named_modules
 
 SKIPPED = ("skip: ", "default skip: ")

@@ -21,9 +21,9 @@ from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
 from sharding.layers.base import FACTORS
+from sharding.matrices.quantization import Format, format_of
 from sharding.modules.copies import fill, meta_copy
 from sharding.modules.wrappers import full_tensor, is_distributed, is_ordinary, named_modules, named_state, unwrap
-from sharding.quantization import Format, format_of
 from sharding.transport.serialize import TYPES
 
 FORMAT = 1

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from sharding.decomposition import form_of
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
 from sharding.layers.attention import reason_against_unpacking
+from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import has_own_forward, is_distributed, is_ordinary, key, named_modules
 
 STATE_HOOKS = (

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sharding.decomposition import form_of
 from sharding.errors import UserError, safe_repr
 from sharding.factorization.select import Pattern, aliases, matches, matching
 from sharding.layers import as_blocks, num_blocks
-from sharding.spectrum import lower_gram
+from sharding.layers.decomposition import form_of
+from sharding.matrices.spectrum import lower_gram
 from sharding.validation import is_number
 
 GROWS = "would grow"

@@ -11,11 +11,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
-from sharding.client import client_model
 from sharding.errors import UserError
 from sharding.flower.messages import ARRAYS, CONFIG, LACKS_RESIDUAL, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
-from sharding.residual import Residual
-from sharding.shard import Shard
+from sharding.rounds.client import client_model
+from sharding.rounds.residual import Residual
+from sharding.rounds.shard import Shard
 
 Function = Callable[[nn.Module, ConfigRecord], Mapping[str, Any]]
 

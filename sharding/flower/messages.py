@@ -8,9 +8,9 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from sharding.errors import UserError
-from sharding.failures import FailureError, Kind, hint_at, one_line
-from sharding.residual import Residual
-from sharding.shard import Shard, Update
+from sharding.rounds.failures import FailureError, Kind, hint_at, one_line
+from sharding.rounds.residual import Residual
+from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
 # The records of a message, by the keys of Flower's FedAvg, and two more.
@@ -19,7 +19,7 @@ RESIDUAL = "residual"  # in a message from the server, and in a node's state
 NODE = "node"  # what a node reports about itself
 
 SHARD = "shard"  # the name of the array
-STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
+STYPE = "spectral-sharding.rounds.shard"  # how to read an array's bytes; Flower does not look at them
 NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
 LACKS_RESIDUAL = "this node lacks the residual of the model"  # in the error of a node that has to be sent it again
 # Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from sharding.errors import UserError
 from sharding.flower.exchange import pull
 from sharding.flower.messages import NODE, RESIDUAL, content_of, pack, part_of
-from sharding.residual import Residual
+from sharding.rounds.residual import Residual
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 

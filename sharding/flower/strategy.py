@@ -12,7 +12,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.failures import Failure
 from sharding.flower.exchange import StreamingGrid, lifetime
 from sharding.flower.messages import (
     ARRAYS,
@@ -26,12 +25,13 @@ from sharding.flower.messages import (
 )
 from sharding.flower.nodes import PATIENCE, KeepRatio, KeptResiduals, Node, Nodes
 from sharding.modules.wrappers import unwrap
-from sharding.plan import Client, Plan
-from sharding.planner import ShardPlanner
-from sharding.residual import Residual
 from sharding.rng import generator
-from sharding.server import Server
-from sharding.shard import Update
+from sharding.rounds.failures import Failure
+from sharding.rounds.plan import Client, Plan
+from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.residual import Residual
+from sharding.rounds.server import Server
+from sharding.rounds.shard import Update
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 

@@ -1,7 +1,7 @@
 """The base of all factorized layers: a weight R + U·Ω·Vᵀ with learnable factors, a frozen Ω and a frozen residual R.
 
 Without a residual R is 0. With one, the layer is the dense layer W, of which only the n largest terms L are trained:
-R = W − L is kept in few bits (`sharding.quantization`).
+R = W − L is kept in few bits (`sharding.matrices.quantization`).
 
 A weak client's layer can have a tail T besides: frozen terms that only stronger clients of the round train, stored in
 few bits as well. Then the weight is R + T + U·Ω·Vᵀ, near to the server's, and it changes from round to round.
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sharding.activations import Moment, weighted_terms
 from sharding.errors import UserError
 from sharding.layers.computed import ComputesWeight, computed
+from sharding.matrices.activations import Moment, weighted_terms
+from sharding.matrices.quantization import Format, dequantize, empty_quantized, format_of, quantize, split_terms
+from sharding.matrices.spectrum import compose, largest_terms
 from sharding.modules.wrappers import distribute_like
-from sharding.quantization import Format, dequantize, empty_quantized, format_of, quantize, split_terms
-from sharding.spectrum import compose, largest_terms
 
 # A factorized layer's notes on its dense layer, which the dense layer does not have.
 DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")
@@ -52,7 +52,7 @@ class FactorizedLayer(ComputesWeight):
             transposed (transposed convolutions, transformers' Conv1D).
         v: v', shape (columns, n), learnable.
         multipliers: ω, shape (n,), a buffer: saved and moved with the module, never trained.
-        residual: R, a buffer in one of the formats of `sharding.quantization`, or None.
+        residual: R, a buffer in one of the formats of `sharding.matrices.quantization`, or None.
         tail: T, a buffer in one of these formats by its factors, a row for each term of each block, or None.
         bias: shape (out,), learnable, or None.
     """
@@ -197,7 +197,7 @@ class FactorizedLayer(ComputesWeight):
             layer: dense.
             num_terms: n.
             residual: the format that keeps the other terms, frozen; None to drop them.
-            moment: of the layer's activations, if the terms are chosen by it; see `sharding.activations`.
+            moment: of the layer's activations, if the terms are chosen by it; see `sharding.matrices.activations`.
 
         Raises:
             UserError: as the constructor.

@@ -4,8 +4,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
+from sharding.matrices.quantization import dequantize
 from sharding.modules.wrappers import full_tensor
-from sharding.quantization import dequantize
 
 
 class FactorizedEmbedding(FactorizedLayer):

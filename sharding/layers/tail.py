@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sharding.layers.frozen import CONVOLVE, call, compute_dtype
-from sharding.quantization import dequantize
+from sharding.matrices.quantization import dequantize
 
 
 @torch.fx.wrap

@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from sharding import Residual, Update
-from sharding.aggregation.faults import find_spoiled
-from sharding.plan import Client
-from sharding.quantization import dequantize
+from sharding.matrices.quantization import dequantize
+from sharding.rounds.aggregation.faults import find_spoiled
+from sharding.rounds.plan import Client
 from studies.curves import evaluations
 from studies.peers.servers import MethodServer
 from train.assembly import assemble, make_model
-from train.client_memory import client_memory
+from train.cli.client_memory import client_memory
 from train.config.schema import Config
 from train.engines.sequential import SequentialEngine
 from train.evaluation import evaluate
 from train.experiment import Experiment
-from train.frame import round_frame
+from train.report.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
 from train.utils.jsonl import read_lines
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sharding import (
     FactorizedLayer,
+    Plan,
     Residual,
     Server,
     Shard,
@@ -21,13 +22,13 @@ from sharding import (
     optimal_inclusion,
 )
 from sharding.factorization import num_terms
+from sharding.matrices.quantization import format_of, quantize
+from sharding.matrices.spectrum import compose, decompose
 from sharding.modules.state import dense_state
 from sharding.modules.wrappers import named_modules, named_parameters
-from sharding.plan import Client, Plan
-from sharding.quantization import format_of, quantize
 from sharding.rng import Key, generator, seed_of
-from sharding.shard import Terms
-from sharding.spectrum import compose, decompose
+from sharding.rounds.plan import Client
+from sharding.rounds.shard import Terms
 from studies.peers.aggregation import Aggregate, flora, hetlora
 
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from models import LOADERS, MODELS, build_model
-from sharding import Shard, ShardPlanner
-from sharding.errors import UserError
+from sharding import Shard, ShardPlanner, UserError
 
 SMALL = {
     "resnet18_gn": ((3, 16, 16), 10, {"width": 8, "groups": 2}),

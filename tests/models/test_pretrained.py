@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from models import build_model, load_pretrained
-from sharding import init_empty
-from sharding.errors import UserError
+from sharding import UserError, init_empty
 
 
 def bert(folder, num_labels=2, **sizes):

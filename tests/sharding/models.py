@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from sharding import Plan, Server, Shard, ShardPlanner, Update, init_empty
-from sharding.aggregation.aggregate import Aggregation
-from sharding.shard import Terms
-from sharding.spectrum import Spectrum, decompose
+from sharding.matrices.spectrum import Spectrum, decompose
+from sharding.rounds.aggregation.aggregate import Aggregation
+from sharding.rounds.shard import Terms
 
 
 def make_net() -> nn.Sequential:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import Server, ShardPlanner, Update, UserError, train_shard
-from sharding.aggregation.aggregate import Average
-from sharding.aggregation.faults import NOTHING
-from sharding.aggregation.shares import cap_shares
-from sharding.failures import Failure, Kind
+from sharding.rounds.aggregation.aggregate import Average
+from sharding.rounds.aggregation.faults import NOTHING
+from sharding.rounds.aggregation.shares import cap_shares
+from sharding.rounds.failures import Failure, Kind
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of, unchanged
 
 BUDGETS = {"a": 0.25, "b": 0.25, "c": 0.5, "d": 0.5}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import Shard, Update
-from sharding.aggregation import means
-from sharding.aggregation.means import trimmed_mean
 from sharding.layers import as_blocks, num_blocks
-from sharding.norms import update_norm
-from sharding.spectrum import compose, decompose_batch
+from sharding.matrices.spectrum import compose, decompose_batch
+from sharding.rounds.aggregation import means
+from sharding.rounds.aggregation.means import trimmed_mean
+from sharding.rounds.norms import update_norm
 from tests.sharding.models import aggregate, along, make_net, make_plan, perturbed, spectra_of
 
 CLIENTS = [f"c{i}" for i in range(9)]

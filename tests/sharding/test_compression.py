@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import COMPRESSIONS, Shard, ShardPlanner, Update, UserError, client_model, train_shard
-from sharding.failures import Failure, Kind
-from sharding.norms import update_norm
+from sharding.rounds.failures import Failure, Kind
+from sharding.rounds.norms import update_norm
 from sharding.transport.compression import round_columns, round_outputs
 from tests.sharding.models import aggregate, along, make_net, perturbed
 

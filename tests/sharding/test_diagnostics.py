@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sharding import ShardPlanner
-from sharding.diagnostics import anme, bernoulli_entropy, plan_anme, plan_coverage, plan_discrepancy
+from sharding.rounds.diagnostics import anme, bernoulli_entropy, plan_anme, plan_coverage, plan_discrepancy
 from tests.sharding.models import make_net, make_plan
 
 

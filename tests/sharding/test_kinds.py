@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from sharding import (
+    FactorizedLayer,
     FactorizedLinear,
     Shard,
     ShardPlanner,
@@ -19,8 +20,8 @@ from sharding import (
     split_layers,
     train_shard,
 )
-from sharding.decomposition import form_of
-from sharding.layers import FactorizedLayer, SplitLinear, as_blocks, factorized_type, num_blocks
+from sharding.layers import SplitLinear, as_blocks, factorized_type, num_blocks
+from sharding.layers.decomposition import form_of
 from sharding.layers.embedding import FactorizedEmbedding
 from tests.sharding.models import aggregate
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharding.spectrum import largest_terms
+from sharding.matrices.spectrum import largest_terms
 
 DECAYS = {
     "flat": lambda n: torch.ones(n),

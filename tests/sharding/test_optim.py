@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD
 
 from sharding import FactorizedConv, FactorizedLinear, clip_and_decay, optim
-from sharding.optim import can_be_fused, decay_gradients, decay_multipliers
+from sharding.rounds.optim import can_be_fused, decay_gradients, decay_multipliers
 
 
 def layers():

@@ -21,9 +21,9 @@ from sharding import (
     factorize,
     init_empty,
 )
-from sharding.designs import fit
 from sharding.factorization import num_terms
 from sharding.rng import generator
+from sharding.terms.designs import fit
 from tests.sharding.models import make_net, make_plan, spectra_of
 
 PYTHON_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]

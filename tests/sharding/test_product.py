@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.product import decompose_product
-from sharding.spectrum import compose, decompose
+from sharding.matrices.product import decompose_product
+from sharding.matrices.spectrum import compose, decompose
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 

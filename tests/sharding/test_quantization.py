@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.quantization import Format, dequantize, empty_quantized, format_of, quantize
+from sharding.matrices.quantization import Format, dequantize, empty_quantized, format_of, quantize
 
 FORMATS = get_args(Format)
 BITS = {"int4": 4.5, "int8": 8.5, "bfloat16": 16, "float32": 32}

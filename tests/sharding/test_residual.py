@@ -20,7 +20,7 @@ from sharding import (
 )
 from sharding.factorization import factorize_empty
 from sharding.layers import as_blocks, factorized_type, num_blocks, registry
-from sharding.quantization import dequantize
+from sharding.matrices.quantization import dequantize
 from tests.sharding.models import KINDS
 from tests.sharding.test_kinds import CASES, Conv1D, blocks
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from sharding import (
+    FactorizedLayer,
     Residual,
     Server,
     Shard,
@@ -21,7 +22,6 @@ from sharding import (
     split_layers,
     train_shard,
 )
-from sharding.layers import FactorizedLayer
 from sharding.modules.wrappers import full_tensor
 from tests.sharding.models import KINDS, make_net, perturbed
 from tests.sharding.test_residual import IDS, Net

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharding.spectrum import compose, decompose, decompose_batch, map_threads
+from sharding.matrices.spectrum import compose, decompose, decompose_batch, map_threads
 from tests.sharding.models import decompose_one
 
 SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]

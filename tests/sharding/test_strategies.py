@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sharding import STRATEGIES, Allocation, UserError
-from sharding.strategies import LayerContext, norm_ratio
+from sharding import STRATEGIES, Allocation, LayerContext, UserError
+from sharding.terms.strategies import norm_ratio
 
 MAGNITUDES = np.array([5.0, 3.0, 2.0, 1.0, 0.5, 0.25])
 UNBIASED = ["unbiased", "schatten", "prism_wallenius", "prism_wallenius_clip"]

@@ -20,10 +20,10 @@ from sharding import (
     save_factorized,
     train_shard,
 )
-from sharding.aggregation.faults import find_misfit
 from sharding.layers.tail import stacked_terms
-from sharding.quantization import quantize_terms
-from sharding.spectrum import Spectrum
+from sharding.matrices.quantization import quantize_terms
+from sharding.matrices.spectrum import Spectrum
+from sharding.rounds.aggregation.faults import find_misfit
 
 RATIOS = {"weak": 0.2, "middle": 0.3, "strong": 0.5}
 

@@ -30,7 +30,7 @@ from sharding import (
     train_shard,
 )
 from sharding.modules.wrappers import named_modules, named_parameters, named_state, unwrap
-from sharding.optim import factorized_layers
+from sharding.rounds.optim import factorized_layers
 from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same
 

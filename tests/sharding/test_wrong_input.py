@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from sharding import (
+    SAMPLERS,
     Budget,
     Energy,
     FactorizedConv,
     FactorizedLinear,
     FedYogi,
+    Population,
     ShardPlanner,
     UserError,
     client_model,
@@ -22,11 +24,10 @@ from sharding import (
     factorize,
     optimal_inclusion,
     shardable_layers,
+    successive_inclusion,
     train_shard,
 )
 from sharding.client_sampling import (
-    SAMPLERS,
-    Population,
     Profiles,
     aocs_probabilities,
     estimate_beta_over_alpha,
@@ -35,11 +36,11 @@ from sharding.client_sampling import (
     round_time,
     wireless_probabilities,
 )
-from sharding.designs import fit
 from sharding.errors import lookup, safe_repr
-from sharding.failures import Failure, Kind
-from sharding.inclusion import schatten_inclusion, successive_inclusion
-from sharding.spectrum import decompose
+from sharding.matrices.spectrum import decompose
+from sharding.rounds.failures import Failure, Kind
+from sharding.terms.designs import fit
+from sharding.terms.inclusion import schatten_inclusion
 from tests.sharding.models import make_net
 
 NAN, INF = float("nan"), float("inf")

@@ -21,7 +21,7 @@ def test_every_study_has_committed_curves():
 def test_committed_table_equals_that_of_the_committed_curves(name, tmp_path, monkeypatch):
     committed, into = RESULTS / name, tmp_path / name
     shutil.copytree(committed, into, ignore=shutil.ignore_patterns("runs", "*.png", "summary.md"))
-    monkeypatch.setattr("train.progress.sweep", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr("train.cli.progress.sweep", lambda *_, **__: pytest.fail("it trains"))
     assert command.main([name, "--into", str(into), *(["--only"] if name in PARTLY_RUN else [])]) == 0
     for path in [into / "summary.md", *into.rglob("*.csv")]:
         assert path.read_text("utf-8") == (committed / path.relative_to(into)).read_text("utf-8"), path.name

@@ -44,7 +44,7 @@ def test_arm_of_one_rate_needs_no_trial(tmp_path, capsys, curves_of, monkeypatch
     name = "r = 0.2 for all"
     runs = {f"{name}, lr 0.02-{seed}": course(0.5, 0.4) for seed in (0, 1, 2)}
     write_curves(tmp_path / "curves.csv", curves_of(runs, options.COLUMNS))
-    monkeypatch.setattr("train.progress.sweep", lambda *_, **__: pytest.fail("it trains"))
+    monkeypatch.setattr("train.cli.progress.sweep", lambda *_, **__: pytest.fail("it trains"))
     assert command.main(["capacity", "--into", str(tmp_path), "--only", name]) == 0
     text = capsys.readouterr().out
     assert f"| {name}, lr 0.02 |" in text

@@ -5,7 +5,7 @@ from math import isnan
 import pytest
 import torch
 
-from sharding.diagnostics import alignment
+from sharding.rounds.diagnostics import alignment
 from tests.train.runs import RESNET, read, tiny, without_times
 from train.run import run
 

@@ -11,7 +11,7 @@ import torch
 from sharding import ShardPlanner
 from tests.train.runs import REPOSITORY
 from train.assembly import first_model, make_model, make_planner, read_dataset
-from train.client_memory import PeakMemory, client_memory
+from train.cli.client_memory import PeakMemory, client_memory
 from train.config.schema import load_config
 
 PROCESS = """
@@ -19,7 +19,7 @@ import re, sys, torch
 from dataclasses import replace
 from pathlib import Path
 from train.assembly import first_model, make_model, make_planner, read_dataset
-from train.client_memory import random_shard
+from train.cli.client_memory import random_shard
 from train.config.schema import load_config
 from train.engines import Job
 from train.engines.sequential import SequentialEngine

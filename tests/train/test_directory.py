@@ -11,7 +11,7 @@ import pytest
 
 from sharding import UserError
 from train.config.yaml_text import dump_yaml
-from train.frame import read_runs
+from train.report.frame import read_runs
 from train.run import run
 from train.rundir.directory import check_directory, lock, open_directory, plain
 from train.rundir.file_names import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, METRICS_FILE

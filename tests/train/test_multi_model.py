@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.errors import UserError
+from sharding import UserError
 from tests.train import runs
 from tests.train.runs import cut_off_and_resumed, read, without_times
 from tests.train.test_runs import Tampering, scaled

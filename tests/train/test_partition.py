@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.errors import UserError
+from sharding import UserError
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
 from train.data.partition import PARTITIONS, _draw, class_counts, partition

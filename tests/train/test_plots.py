@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from train.frame import mean_curve
+from train.report.frame import mean_curve
 from train.report.plots import add_legend, curve_figure, styles_of
 
 

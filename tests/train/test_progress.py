@@ -10,8 +10,8 @@ from rich.console import Console
 
 from train.callbacks import EachRound
 from train.cli.commands import handler
+from train.cli.progress import RoundProgress, RunProgress
 from train.config.schema import load_config
-from train.progress import RoundProgress, RunProgress
 from train.run import run
 from train.sweep import sweep
 from train.utils.stages import stage_listener

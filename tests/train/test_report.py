@@ -15,8 +15,8 @@ from sharding import STRATEGIES, UserError
 from train.cli.commands import main
 from train.config.schema import load_config, merge
 from train.config.yaml_text import dump_yaml, parse_yaml
-from train.frame import Runs, cost_to, find_runs, mean_curve, read_runs, round_frame
 from train.report.figures import accuracy_drawings, curve_drawings, grid_drawing, legend_drawing
+from train.report.frame import Runs, cost_to, find_runs, mean_curve, read_runs, round_frame
 from train.report.groups import choose_targets, format_cost, group_runs, without_repeats
 from train.report.page import write_page
 from train.report.plots import STYLES, style_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding.errors import UserError
+from sharding import UserError
 from tests.train.runs import TINY, assert_same, cut_off_and_resumed, read, tiny
 from train import load_model
 from train.assembly import assemble

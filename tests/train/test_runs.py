@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sharding import COMPRESSIONS, STRATEGIES, ShardPlanner, UserError
-from sharding.client_sampling import SAMPLERS
-from sharding.factorization import num_terms, shardable_layers
+from sharding import COMPRESSIONS, SAMPLERS, STRATEGIES, ShardPlanner, UserError, shardable_layers
+from sharding.factorization import num_terms
 from sharding.rng import generator
 from tests.sharding.models import along
 from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, tiny, without_times
@@ -19,7 +18,7 @@ from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES, Engine
 from train.evaluation import evaluate
-from train.frame import read_runs
+from train.report.frame import read_runs
 from train.rounds import run_rounds
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from sharding.errors import UserError
+from sharding import UserError
 from tests.drawn import encode
 from tests.train.runs import REPOSITORY
 from train.config.registries import import_parts

@@ -10,7 +10,7 @@ from sharding import UserError
 from tests.train.runs import TINY
 from train.cli import commands as command_line
 from train.config.yaml_text import dump_yaml
-from train.frame import mean_curve, read_runs
+from train.report.frame import mean_curve, read_runs
 from train.rundir.file_names import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
 from train.tables.cells import Cell, cells_of, choose

@@ -20,12 +20,12 @@ from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
 from train.cli.listing import names
+from train.cli.progress import RoundProgress, sweep_missing
 from train.config.naming import with_directory
 from train.config.registries import import_parts
 from train.config.schema import Config, load_config
 from train.config.yaml_text import dump_yaml
-from train.frame import check_folders
-from train.progress import RoundProgress, sweep_missing
+from train.report.frame import check_folders
 from train.report.page import write_page
 from train.report.summary import SUMMARY, write_report
 from train.run import run

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import join_first
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.assembly import (
     assign_keep_ratios,
     dense_nbytes,
@@ -18,7 +18,7 @@ from train.assembly import (
     partition_indices,
     read_dataset,
 )
-from train.client_memory import client_memory
+from train.cli.client_memory import client_memory
 from train.config.schema import Config
 from train.data import Dataset
 from train.data.partition import class_counts

@@ -74,7 +74,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 # (the optimizer's lr, round, rounds, and options) -> the round's learning rate.
 SCHEDULES: dict[str, Callable[..., float]] = {"cosine": cosine, "constant": constant, "inverse": inverse}
-# (parameters, and torch's other arguments) -> the server's optimizer of the pseudo-gradient; see `sharding.server`.
+# (parameters, and torch's other arguments) -> the optimizer of the pseudo-gradient; see `sharding.rounds.server`.
 SERVER_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "plain": plain,
     "momentum": momentum,

@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from torch import nn
 
 from sharding.client_sampling import SAMPLERS, StatisticalSampler, TaskSampler, WirelessSampler
-from sharding.designs import DESIGNS
 from sharding.errors import UserError, lookup, safe_repr
-from sharding.quantization import Format
-from sharding.strategies import get_strategy
+from sharding.matrices.quantization import Format
+from sharding.terms.designs import DESIGNS
+from sharding.terms.strategies import get_strategy
 from sharding.transport.compression import COMPRESSIONS
 from train.config.messages import explain
 from train.config.parts import Part, as_mapping, registered

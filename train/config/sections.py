@@ -10,7 +10,7 @@ from models import MODELS
 from sharding.client_sampling import SAMPLERS
 from sharding.client_sampling.network import positive_bandwidth
 from sharding.errors import UserError
-from sharding.optim import DecayOf
+from sharding.rounds.optim import DecayOf
 from train.config.parts import Part, Registry, registered
 from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMIZERS, TRACKERS
 from train.config.values import Section

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sharding.errors import UserError, join_first, safe_repr
-from sharding.failures import one_line
+from sharding.rounds.failures import one_line
 
 EXTRA = "pip install 'spectral-sharding[transformers]'"
 FORMATS = {

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.data.dataset import Split
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Plan, Residual, Update
-from sharding.failures import Failure
-from sharding.plan import Client
+from sharding.rounds.failures import Failure
+from sharding.rounds.plan import Client
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 

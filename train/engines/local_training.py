@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sharding.optim import can_be_fused, clip_and_decay
 from sharding.rng import generator, seed_of
+from sharding.rounds.optim import can_be_fused, clip_and_decay
 from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
 from train.data import Dataset

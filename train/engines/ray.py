@@ -16,7 +16,7 @@ import torch
 
 from sharding import Plan
 from sharding.errors import UserError
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.config.registries import import_parts
 from train.data import Split
 from train.engines.engine import Engine, Job, Replies

@@ -9,9 +9,9 @@ from copy import deepcopy
 from torch import Tensor, nn
 
 from sharding import Plan, Shard, client_model
-from sharding.failures import Failure
-from sharding.optim import factorized_layers
-from sharding.plan import Client
+from sharding.rounds.failures import Failure
+from sharding.rounds.optim import factorized_layers
+from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format

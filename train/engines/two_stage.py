@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sharding import Plan
-from sharding.aggregation.faults import NOTHING, find_misfit
 from sharding.client_sampling import Participation, Sampler
-from sharding.norms import update_norm
-from sharding.plan import Client
+from sharding.rounds.aggregation.faults import NOTHING, find_misfit
+from sharding.rounds.norms import update_norm
+from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Replies, Reply
 
 

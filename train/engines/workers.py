@@ -12,8 +12,8 @@ from typing import TypeVar
 import torch
 
 from sharding import Plan, Shard, Update
-from sharding.failures import Failure
-from sharding.plan import Client
+from sharding.rounds.failures import Failure
+from sharding.rounds.plan import Client
 from train.engines.engine import Replies, Reply
 from train.engines.sequential import SequentialEngine
 

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from sharding.errors import UserError, join_first
-from sharding.failures import one_line
+from sharding.rounds.failures import one_line
 from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.config.naming import with_directory
 from train.config.overrides import check_once, settings

@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from sharding import Shard, Update
 from sharding.errors import UserError
-from sharding.failures import one_line
 from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of
-from sharding.norms import update_norm
+from sharding.rounds.failures import one_line
+from sharding.rounds.norms import update_norm
 from train.config.schema import Config, check_config
 from train.engines import Reply
 

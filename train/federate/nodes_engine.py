@@ -10,13 +10,13 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from sharding import Plan
-from sharding.aggregation.faults import find_misfit
 from sharding.errors import UserError
-from sharding.failures import Failure, Kind
 from sharding.flower.exchange import StreamingGrid, lifetime
 from sharding.flower.messages import ARRAYS, CONFIG, content_of, pack
 from sharding.flower.nodes import KeptResiduals, Node
-from sharding.plan import Client
+from sharding.rounds.aggregation.faults import find_misfit
+from sharding.rounds.failures import Failure, Kind
+from sharding.rounds.plan import Client
 from train.engines import Job, Replies, Reply
 from train.engines.two_stage import Reports, TwoStageEngine
 from train.federate.messages import CONFIG_TEXT, LR, ROUND, UPLOAD, config_text, norm_of, read_norm, read_reply

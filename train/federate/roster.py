@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from sharding.errors import UserError, join_first
 from sharding.flower.messages import CONFIG
 from sharding.flower.nodes import Node, Nodes, read_node
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.config.schema import Config
 from train.federate.messages import CONFIG_TEXT, NUM_SAMPLES, config_text
 from train.federate.status import Status

@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sharding.errors import UserError
-from sharding.plan import Client
+from sharding.rounds.plan import Client
 from train.assembly import build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from train.frame import mean_curve
+from train.report.frame import mean_curve
 from train.report.groups import RunGroup
 from train.report.plots import (
     LABELS,

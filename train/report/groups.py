@@ -14,7 +14,7 @@ import pandas as pd
 from train.config.naming import NON_EXPERIMENT_KEYS
 from train.config.schema import is_named
 from train.config.yaml_text import in_yaml
-from train.frame import Runs, cost_to, mean_curve
+from train.report.frame import Runs, cost_to, mean_curve
 from train.report.plots import Style, style_of, styles_of
 from train.report.text import NOTHING, mean_and_spread
 from train.rundir.file_names import METRICS_FILE

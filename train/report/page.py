@@ -13,7 +13,6 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sharding.errors import UserError
-from train.frame import cost_to, find_runs
 from train.report.figures import (
     Drawing,
     accuracy_drawings,
@@ -23,6 +22,7 @@ from train.report.figures import (
     legend_drawing,
     partition_drawings,
 )
+from train.report.frame import cost_to, find_runs
 from train.report.groups import RunGroup, choose_targets, differing_keys, group_runs, value_of, without_repeats
 from train.report.plots import svg_of
 from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most

@@ -9,8 +9,8 @@ import pandas as pd
 from rich.table import Table
 
 from sharding.errors import UserError
-from train.frame import mean_curve, read_runs
 from train.report.figures import grid_drawing
+from train.report.frame import mean_curve, read_runs
 from train.report.groups import RunGroup, choose_targets, format_cost, group_runs, targets_of, without_repeats
 from train.report.plots import add_legend, curve_figure, save
 from train.report.text import NOTHING, frame_table, mean_and_spread, write_csv

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.failures import one_line
+from sharding.rounds.failures import one_line
 from train.rundir.file_names import CHECKPOINT_FILE, PREVIOUS_FILE
 from train.utils.files import write_atomically
 from train.utils.jsonl import from_json

@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 
 from sharding import Plan, UserError
-from sharding.diagnostics import anme
+from sharding.rounds.diagnostics import anme
 from train.config.schema import Config
 from train.config.sections import Ratio
 from train.data.partition import class_counts

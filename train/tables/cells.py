@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from sharding.errors import UserError, lookup
-from sharding.strategies import STRATEGIES
+from sharding.terms.strategies import STRATEGIES
 from train.config.schema import Config, load_config
 from train.tables.layout import CONFIGS, Layout, Matrix, Setting
 

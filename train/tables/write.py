@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure as Picture
 
-from train.frame import Runs, mean_curve, read_runs, warn_left_out
+from train.report.frame import Runs, mean_curve, read_runs, warn_left_out
 from train.report.plots import LABELS, draw_curves, save, style_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.file_names import METRICS_FILE

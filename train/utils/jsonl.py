@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sharding.errors import UserError
-from sharding.failures import one_line
+from sharding.rounds.failures import one_line
 from train.utils.errors import writing
 from train.utils.files import write_atomically
 

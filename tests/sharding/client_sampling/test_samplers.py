@@ -6,12 +6,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import sharding.designs
-from sharding import draw_terms, optimal_inclusion
-from sharding.client_sampling import SAMPLERS, Population, Profiles, aocs_probabilities, improvement_factors, plain_sum
+import sharding.terms.designs
+from sharding import SAMPLERS, Population, draw_terms, optimal_inclusion
+from sharding.client_sampling import Profiles, aocs_probabilities, improvement_factors, plain_sum
 from sharding.client_sampling.sampler import WithReplacement, upload_coins
-from sharding.failures import Failure, Kind
 from sharding.rng import generator
+from sharding.rounds.failures import Failure, Kind
 from tests.sharding.designs.scripted import Scripted
 
 SIZES = np.array([10.0, 40.0, 5.0, 25.0, 20.0])
@@ -129,7 +129,7 @@ def test_weighted_without_replacement_weighs_by_its_inclusion():
 
 
 def test_weighted_fits_its_design_once(monkeypatch):
-    fit = Mock(wraps=sharding.designs.fit)
+    fit = Mock(wraps=sharding.terms.designs.fit)
     monkeypatch.setattr("sharding.client_sampling.uniform.fit", fit)
     sampler = make("weighted", 3)
     assert len({tuple(sampler.invite(t)) for t in range(10)}) > 1

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.designs import DESIGNS
-from sharding.designs.conditional_poisson import fit_cps
-from sharding.inclusion import optimal_inclusion
-from sharding.inclusion import poisson_binomial as pb
+from sharding import DESIGNS, optimal_inclusion
+from sharding.terms.designs.conditional_poisson import fit_cps
+from sharding.terms.inclusion import poisson_binomial as pb
 from tests import reference
 from tests.sharding.designs.scripted import HIGH, LOW, Scripted
 from tests.sharding.inclusion.spectra import SPECTRA

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sharding.designs import DESIGNS, fit, r
-from sharding.designs.design import split
-from sharding.inclusion import collective_inclusion, optimal_inclusion
+from sharding import DESIGNS, collective_inclusion, optimal_inclusion
+from sharding.terms.designs import fit, r
+from sharding.terms.designs.design import split
 from tests.sharding.inclusion.spectra import SPECTRA
 
 OURS = [name for name in DESIGNS if not name.startswith("r_")]

@@ -5,9 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from sharding.designs import draw_terms, r
-from sharding.errors import UserError
-from sharding.inclusion import successive_inclusion
+from sharding import UserError, draw_terms, successive_inclusion
+from sharding.terms.designs import r
 from tests import reference
 
 if "REQUIRE_R" not in os.environ:
@@ -32,7 +31,8 @@ def oracle():
 @pytest.mark.r
 @pytest.mark.usefixtures("oracle")
 def test_r_require_leaves_ld_library_path_unchanged():
-    code = "import os; from sharding.designs import r; r.require('sampling'); print(os.environ.get('LD_LIBRARY_PATH'))"
+    load = "import os; from sharding.terms.designs import r; r.require('sampling')"
+    code = f"{load}; print(os.environ.get('LD_LIBRARY_PATH'))"
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None"

@@ -5,8 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from sharding.designs import DESIGNS
-from sharding.inclusion import optimal_inclusion
+from sharding import DESIGNS, optimal_inclusion
 from tests import reference
 from tests.sharding.designs.scripted import Scripted, distribution_of, pieces
 from tests.sharding.inclusion.spectra import SPECTRA

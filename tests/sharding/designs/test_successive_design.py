@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.designs import successive_design
+from sharding.terms.designs import successive_design
 from tests.sharding.designs.scripted import Scripted
 
 

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sharding.designs.conditional_poisson import fit_cps
-from sharding.inclusion import collective_inclusion, optimal_inclusion
+from sharding import collective_inclusion, optimal_inclusion
+from sharding.terms.designs.conditional_poisson import fit_cps
 from tests import reference
 
 SPECTRUM = np.array([2.0, 1.5, 1.0, 0.4, 0.3])

@@ -13,15 +13,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from torch import nn
 from torch.nn import functional as F
 
-from sharding import Server, ShardPlanner, client_model, clip_and_decay, factorize, init_empty, iterate_average
-from sharding.aggregation.aggregate import Average
-from sharding.errors import UserError
-from sharding.failures import FailureError, Kind
+from sharding import (
+    Server,
+    ShardPlanner,
+    UserError,
+    client_model,
+    clip_and_decay,
+    factorize,
+    init_empty,
+    iterate_average,
+)
 from sharding.flower import SpectralSharding, train_message
 from sharding.flower import exchange as exchange_module
 from sharding.flower.messages import content_of
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
+from sharding.rounds.aggregation.aggregate import Average
+from sharding.rounds.failures import FailureError, Kind
 from tests.sharding.flower.grid import StubGrid, make_app
 from tests.sharding.models import unchanged
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.inclusion import optimal_inclusion
+from sharding import optimal_inclusion
 from tests import reference
 from tests.sharding.inclusion.spectra import magnitudes
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.inclusion import poisson_binomial as pb
+from sharding.terms.inclusion import poisson_binomial as pb
 
 CHANCES = st.lists(st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])), min_size=2, max_size=40)
 

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.inclusion import optimal_inclusion, schatten_inclusion
+from sharding import optimal_inclusion
+from sharding.terms.inclusion import schatten_inclusion
 from tests.sharding.inclusion.spectra import SPECTRA, magnitudes
 
 

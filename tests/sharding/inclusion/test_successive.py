@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from sharding.inclusion import successive_inclusion
+from sharding import successive_inclusion
 from tests import reference
 
 ORDERS = [0, -1, -4, -12, -30]  # of magnitude
@@ -42,7 +42,7 @@ def test_successive_inclusion_with_twice_the_nodes_is_equal(decay, n, monkeypatc
         "two levels": np.where(i < 256, 1.0, 1e-30),
     }[decay]
     pi = successive_inclusion(weights, n)
-    monkeypatch.setattr("sharding.inclusion.successive.NODES", 24)
+    monkeypatch.setattr("sharding.terms.inclusion.successive.NODES", 24)
     np.testing.assert_allclose(pi, successive_inclusion(weights, n), rtol=0, atol=1e-12)
     np.testing.assert_allclose(pi.sum(), n, rtol=0, atol=1e-9)
     if decay == "flat":

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import UserError
-from sharding.inclusion import collective_inclusion, optimal_inclusion, schatten_inclusion, successive_inclusion
+from sharding import UserError, collective_inclusion, optimal_inclusion, successive_inclusion
+from sharding.terms.inclusion import schatten_inclusion
 
 INCLUSIONS = {
     "optimal": lambda magnitudes, n, clients: (optimal_inclusion(magnitudes, n),),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.errors import UserError
+from sharding import UserError
 from train.data import DATASETS, load_dataset
 from train.data.dataset import EMPTY, Dataset, Split, checked, flip, standardize
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.errors import UserError
+from sharding import UserError
 from train.assembly import partition_indices, read_dataset
 from train.cli.commands import main
 from train.config.schema import load_config

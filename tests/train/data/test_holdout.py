@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.errors import UserError
+from sharding import UserError
 from train.assembly import assemble, read_dataset
 from train.config.schema import load_config
 from train.data import DATASETS, load_dataset

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.errors import UserError
+from sharding import UserError
 from tests.drawn import write_plays
 from train.data import empty_dataset, load_dataset
 from train.data.shakespeare import BOS, CHARACTERS, EOS, LENGTH, NUM_IDS, OOV, PAD, encode

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.errors import UserError
+from sharding import UserError
 from sharding.rng import generator
 from train.data import load_dataset
 from train.data.quantity_skew import power_law_sizes

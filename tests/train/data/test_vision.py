@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharding.errors import UserError
+from sharding import UserError
 from tests.drawn import encode, idx, write_images
 from train.data import load_dataset
 from train.data.cifar100_classes import coarse_labels

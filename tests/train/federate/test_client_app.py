@@ -7,9 +7,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from sharding import Shard
-from sharding.errors import UserError
-from sharding.shard import Terms
+from sharding import Shard, UserError
+from sharding.rounds.shard import Terms
 from train.assembly import assemble, make_model
 from train.data import DATASETS, Split, empty_dataset, load_dataset
 from train.federate.client_app import open_data, partition_of, read_data, write_data

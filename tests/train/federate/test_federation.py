@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sharding.failures import Failure, Kind
+from sharding.rounds.failures import Failure, Kind
 from tests.train.runs import PATIENCE, model_of, wait_until
 from tests.train.runs import read as read_metrics
 from train.assembly import assemble

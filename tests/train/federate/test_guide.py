@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sharding.failures import Kind
+from sharding.rounds.failures import Kind
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "guides" / "federation.md").read_text(encoding="utf-8").partition("## What the log says")[2]
@@ -16,7 +16,7 @@ SOURCES += [
     ROOT / "sharding/flower/exchange.py",
     ROOT / "sharding/flower/nodes.py",
     ROOT / "train/callbacks/stopping.py",
-    ROOT / "sharding/aggregation/aggregate.py",
+    ROOT / "sharding/rounds/aggregation/aggregate.py",
     ROOT / "sharding/client_sampling/optimal.py",
 ]
 

@@ -3,8 +3,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from models import build_model
-from sharding import ShardPlanner
-from sharding.errors import UserError
+from sharding import ShardPlanner, UserError
 from sharding.flower.messages import pack
 from train.federate.messages import config_text, read_config, read_reply
 

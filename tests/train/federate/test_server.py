@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sharding.errors import UserError
+from sharding import UserError
 from sharding.flower.messages import pack
 from tests.train.federate.nodes import Nodes
 from tests.train.runs import assert_same, model_of, read

@@ -1,0 +1,93 @@
+"""Decompose sharded layers: the weight W of a dense layer, or the product L = UVᵀ of a factorized one."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sharding.errors import UserError
+from sharding.layers import FactorizedLayer, as_blocks, num_blocks
+from sharding.matrices.product import ProductDecomposition, decompose_product
+from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape
+from sharding.modules.wrappers import full_tensor
+
+
+class Form(NamedTuple):
+    """The form of a layer's matrix.
+
+    Attributes:
+        blocks: of the matrix; a grouped convolution has one for each group.
+        rows: of a block.
+        columns: of a block.
+        num_terms: that the layer has: N = min(rows, columns), or those of its factors.
+        dtype: of its numbers.
+    """
+
+    blocks: int
+    rows: int
+    columns: int
+    num_terms: int
+    dtype: torch.dtype
+
+    @property
+    def rank(self) -> int:
+        """N = min(rows, columns)."""
+        return min(self.rows, self.columns)
+
+
+def form_of(layer: nn.Module) -> Form:
+    """Return the form of a dense or factorized layer's matrix."""
+    if isinstance(layer, FactorizedLayer):
+        blocks = layer.num_blocks
+        return Form(blocks, len(layer.u) // blocks, layer.columns, layer.num_terms, layer.u.dtype)
+    weight, blocks = _weight(layer), num_blocks(layer)
+    rows, columns = weight.shape[0] // blocks, weight.shape[1:].numel()
+    return Form(blocks, rows, columns, min(rows, columns), weight.dtype)
+
+
+def check_layers(layers: Mapping[str, nn.Module]) -> None:
+    """Check that layers have singular terms to share.
+
+    Raises:
+        UserError: a weight or factor has NaN or Inf, or a factorized layer has multipliers other than 1, as that of a
+            client.
+    """
+    for name, layer in layers.items():
+        if isinstance(layer, FactorizedLayer):
+            check_matrices({name: full_tensor(layer.u)})
+            check_matrices({name: full_tensor(layer.v)})
+            if not bool((layer.multipliers == 1).all()):
+                raise UserError(
+                    f"layer {name} has multipliers other than 1, as a client's; the server's model comes from factorize"
+                )
+        else:
+            check_matrices({name: _blocks(layer)})
+
+
+def group_layers(layers: Mapping[str, nn.Module]) -> list[list[str]]:
+    """Return the names of the layers that one call decomposes, the most work and memory first; see `group_by_shape`."""
+    return group_by_shape(
+        {name: layer.u if isinstance(layer, FactorizedLayer) else _blocks(layer) for name, layer in layers.items()}
+    )
+
+
+def decompose_layers(layers: Sequence[nn.Module]) -> Sequence[Decomposition | ProductDecomposition]:
+    """Decompose layers of one kind, shape, dtype and device; dense ones in one batched call."""
+    factorized = [layer for layer in layers if isinstance(layer, FactorizedLayer)]
+    if not factorized:
+        return decompose_batch([_blocks(layer) for layer in layers])
+    return [
+        decompose_product(*(full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v)))
+        for layer in factorized
+    ]
+
+
+def _blocks(layer: nn.Module) -> Tensor:
+    return as_blocks(full_tensor(_weight(layer)).detach(), num_blocks(layer))
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight

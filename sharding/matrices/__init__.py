@@ -1,0 +1,1 @@
+"""Matrices: singular terms, products of factors, storage in few bits, and activations."""

@@ -1,0 +1,262 @@
+"""Run the client's side of a round: build a small model from a shard, train it, and return the update.
+
+A client cannot hold the dense model. It builds the model's structure with parameters that take no memory
+(`init_empty`), and replaces each sharded layer by a factorized one with as many terms as the shard has. The client
+decomposes nothing; all values come from the shard.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+from torch.optim import SGD, Optimizer
+
+from sharding.errors import UserError, safe_repr
+from sharding.factorization import factorize_empty
+from sharding.factorization.unpack import unpack
+from sharding.layers import FactorizedLayer
+from sharding.matrices.quantization import empty_quantized, format_of
+from sharding.modules.copies import fill, meta_copy, meta_parameter
+from sharding.modules.state import as_real, batch_counters
+from sharding.modules.wrappers import key, named_modules, named_state
+from sharding.rounds.failures import hint_at
+from sharding.rounds.optim import DecayOf, can_be_fused, clip_and_decay
+from sharding.rounds.residual import Residual, residual_layers
+from sharding.rounds.shard import Shard, Update
+from sharding.transport.compression import EXACT
+from sharding.validation import is_number
+
+Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
+
+
+@torch.inference_mode(False)  # with gradients, also in a callback that runs without
+def train_shard(
+    model: nn.Module,
+    shard: Shard,
+    batches: Iterable[Batch],
+    lr: float | None = None,
+    *,
+    residual: Residual | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    decay: float = 1e-4,
+    decay_of: DecayOf = "bounded",
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Update:
+    """Train a shard on a client's data, with one optimizer step a batch and the shard's clip, and return the update::
+
+        train_shard(model, shard, batches, lr=0.1)
+        train_shard(model, shard, batches, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
+
+    Args:
+        model: the structure, as for `client_model`; it is not changed.
+        shard: the server's shard; it is not changed.
+        batches: the batches of all epochs, in order. A batch is a pair (inputs, targets), or a dict of keyword
+            arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
+        lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
+        residual: that the shard needs, as for `client_model`.
+        optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
+        decay: the strength of the Frobenius decay.
+        decay_of: what decays.
+        loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
+
+    Raises:
+        UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
+            `optimizer` are given, the model returns no loss for a dict, or a batch norm gets a batch of one sample.
+    """
+    if (lr is None) == (optimizer is None):
+        raise UserError("give train_shard either lr=…, for SGD with momentum, or optimizer=…")
+    small = client_model(model, shard, residual=residual)
+    if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
+        small.train()
+    parameters = [parameter for parameter in small.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
+    if optimizer is not None:
+        steps = optimizer(parameters)
+    elif is_number(lr) and lr >= 0:
+        steps = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(small))
+    else:
+        raise UserError(f"lr is {safe_repr(lr)}; a finite number of at least 0 is needed")
+    steps.register_step_pre_hook(clip_and_decay(small, shard.clip, decay, decay_of))
+    for batch in batches:
+        steps.zero_grad()
+        _loss_of(small, batch, loss).backward()
+        steps.step()
+    return shard.read_from(small)
+
+
+def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    try:
+        outputs = model(**batch) if isinstance(batch, Mapping) else model(batch[0])
+    except ValueError as error:
+        if hint := hint_at(error):
+            raise UserError(f"{error}{hint}") from error
+        raise
+    if not isinstance(batch, Mapping):
+        return loss(getattr(outputs, "logits", outputs), batch[1])
+    value: Tensor | None = getattr(outputs, "loss", None)
+    if value is None:
+        raise UserError(
+            f"the model returned no loss for a batch with {', '.join(batch)}; add its targets as 'labels', and let it "
+            "return an object with .loss (return_dict=True)"
+        )
+    return value
+
+
+@torch.no_grad()
+def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Residual | None = None) -> nn.Module:
+    """Build the small model that trains a shard, with the shard's values, on the shard's device.
+
+    Args:
+        model: the structure of the dense model: built in `init_empty()`, on the `meta` device, or with values; or an
+            earlier small model. It is not changed, and its weights are not copied.
+        shard: of any keep ratio, or the whole model (strategy ``dense``).
+        copy: False lets the model use the shard's own tensors, which training then changes. This saves half the memory
+            if the client no longer needs the shard. Use it for shards that came over the wire: those of a plan share
+            their dense tensors. A compressed shard is always copied, since an update is the change from it.
+        residual: of the server's model, where the shard names one; the client received it once. The model uses its
+            tensors, on the shard's device.
+
+    Raises:
+        UserError: the shard is of another model (the message lists all names and shapes that differ), its residual is
+            missing or another one, or a buffer that is not in the shard has no value.
+    """
+    _check_residual(shard, residual)
+    small = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
+    filled = _attach(small, shard, residual)
+    slots = shard.matching_state(small)
+    for name, value in shard.state().items():
+        slot = slots[name]
+        filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)
+        slot.requires_grad_(slot.requires_grad and not shard.is_frozen(name))
+    filled |= {id(counter): torch.zeros_like(counter, device="cpu") for counter in batch_counters(small)}
+    fill(small, filled, "the shard")
+    return small.to(next(iter(filled.values())).device) if filled else small
+
+
+@contextmanager
+def init_empty() -> Iterator[None]:
+    """Build models inside this context with parameters on the `meta` device, which take no memory, and real buffers.
+
+    Under ``torch.device("meta")`` the buffers that a model computes, such as a table of positions, have no values
+    either. Models that other threads build at the same time are affected too.
+
+    Raises:
+        UserError: a constructor reads the values of parameters, as timm's SwinV2-CR does.
+    """
+    made: dict[int, tuple[ref[nn.Parameter], nn.Parameter]] = {}
+
+    def register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if is_lazy(parameter) or parameter.is_meta:
+            return None
+        if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
+            made[id(parameter)] = ref(parameter), meta_parameter(parameter)
+        return made[id(parameter)][1]
+
+    handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if not re.search(r"\bmeta\b", str(error)):
+            raise
+        reason = f"a constructor reads parameters that have no values in init_empty() ({error})"
+        raise UserError(
+            f"{reason}; build this model outside init_empty(): a structure with values works, too"
+        ) from error
+    finally:
+        handle.remove()
+
+
+def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
+    """Replace the layers that the shard has terms of by empty factorized ones, in place."""
+    sent = shard.state()
+    attentions = [name for name, part in named_modules(model) if isinstance(part, nn.MultiheadAttention)]
+    model = unpack(model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)])
+    modules = dict(named_modules(model, remove_duplicate=False))
+    _refuse_fused(modules, sent)
+    sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
+    for layer, n in sizes.items():
+        if isinstance(module := modules.get(layer), FactorizedLayer) and module.num_terms != n:
+            _resize(module, n)
+    sizes = {layer: n for layer, n in sizes.items() if not isinstance(modules.get(layer), FactorizedLayer)}
+    return factorize_empty(model, sizes)
+
+
+def _resize(layer: FactorizedLayer, num_terms: int) -> None:
+    """Let a factorized layer have another number of terms, without values, in place."""
+    for side in ("u", "v"):
+        if isinstance(factor := layer._parameters.get(side), nn.Parameter):
+            empty = torch.empty(len(factor), num_terms, dtype=factor.dtype, device="meta")
+            setattr(layer, side, nn.Parameter(empty, factor.requires_grad))
+    layer.multipliers = layer.multipliers.new_empty(num_terms, device="meta")
+
+
+def _check_residual(shard: Shard, residual: Residual | None) -> None:
+    if residual is None and shard.residual:
+        raise UserError(
+            f"this shard needs the residual {shard.residual}, and the client has none: get the server's "
+            "Server.residual once, and pass residual=…"
+        )
+    if residual is not None and residual.digest != shard.residual:
+        raise UserError(
+            f"this shard needs {f'the residual {shard.residual}' if shard.residual else 'no residual'}, and the client "
+            f"has {residual.digest}, of another model or another start: get the present one from the server"
+        )
+
+
+def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> dict[int, Tensor]:
+    """Give each factorized layer its residual and its tail, in place, and freeze what is frozen.
+
+    Returns:
+        The values of frozen parameters, by the `id` of the parameter.
+    """
+    modules, filled = dict(named_modules(model, remove_duplicate=False)), dict[int, Tensor]()
+    for layer, terms in shard.terms.items():
+        module, stored = modules[layer], None if residual is None else residual.layers.get(layer)
+        if not isinstance(module, FactorizedLayer):
+            continue  # a misfit, reported with the others
+        if stored is not None:
+            empty = empty_quantized(len(module.u), module.columns, format_of(stored), torch.device("meta"))
+            plain = stored.dim() == 2 and stored.is_floating_point()  # in any type: casting the model casts it too
+            if not module.adds_residual or stored.shape != empty.shape or not (plain or stored.dtype == empty.dtype):
+                raise UserError(
+                    f"the residual of {layer}, {stored.dtype} of shape {list(stored.shape)}, does not fit this {module}"
+                )
+            stored = stored.to(terms.u.device)
+        module.residual, module.tail = stored, shard.tail.get(layer)
+    if residual is None:
+        return filled
+    slots, device = named_state(model), next((tensor.device for tensor in shard.state().values()), None)
+    for name, value in residual.dense.items():
+        slot = slots.get(name)
+        if not isinstance(slot, nn.Parameter) or as_real(slot).shape != value.shape:
+            raise UserError(f"the residual has {name}, {value.dtype} of shape {list(value.shape)}; the model has not")
+        filled[id(slot)] = _as_slot(slot, value.detach().to(device), copy=False)
+        slot.requires_grad_(False)
+    return filled
+
+
+def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:
+    """Raise a UserError if the server split a layer that is fused in the client's model."""
+    split = dict.fromkeys(name.rpartition(".parts.")[0] for name in sent if ".parts." in name)
+    fused = [name for name in split if name in modules and not modules[name]._modules]
+    if fused:
+        raise UserError(
+            f"the shard has {', '.join(fused)} in parts; call sharding.split_layers on the client's model, "
+            "as on the server's"
+        )
+
+
+def _as_slot(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
+    """Return a tensor with the dtype and layout of an empty one and the values of the shard's."""
+    if not copy and value.dtype == slot.dtype:
+        return value
+    filled = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype, device=value.device)
+    as_real(filled).copy_(value)
+    return filled

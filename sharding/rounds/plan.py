@@ -1,0 +1,170 @@
+"""A round's plan: who takes part, what each client drew, and how a client's shard is cut from it."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sharding.matrices.spectrum import Spectrum
+from sharding.modules.finite import computable
+from sharding.rounds.shard import Shard, Terms, Update
+from sharding.terms.strategies import Allocation, LayerContext
+from sharding.transport.compression import EXACT, round_columns
+
+Client = int | str
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the clients of one group drew from one layer.
+
+    Attributes:
+        context: the spectrum and budget it was drawn for.
+        allocation: π and ω.
+        indices: shape (C, n), each row ascending.
+        multipliers: ω of the drawn terms, shape (C, n).
+    """
+
+    context: LayerContext
+    allocation: Allocation
+    indices: NDArray[np.int64]
+    multipliers: NDArray[np.float64]
+
+
+class Plan(Collection[Client]):
+    """A round's clients, what each of them drew, and what the server keeps.
+
+    Iterate over the clients, and cut a client's shard by `shard`. The plan does not keep shards: all of them would be
+    more than the model.
+
+    Args:
+        headers: each client's shard without terms; the others are the attributes.
+
+    Attributes:
+        id: ``<round>-<digest>``; an update names the plan that it belongs to.
+        spectra: of the sharded layers, by name, with the terms that some client of the round holds.
+        groups: the clients of each keep ratio, in the order of the rows of the draws.
+        draws: by (keep ratio, layer).
+        dense: what is sent whole, as the server has it, before any rounding for the wire.
+        shapes: of the sharded layers' weights, by layer.
+        tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        headers: Mapping[Client, Shard],
+        spectra: Mapping[str, Spectrum],
+        groups: Mapping[float, list[Client]],
+        draws: Mapping[tuple[float, str], Draw],
+        dense: Mapping[str, Tensor],
+        shapes: Mapping[str, torch.Size],
+        tails: Mapping[float, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        self.id = id
+        self.spectra = spectra
+        self.groups = groups
+        self.draws = draws
+        self.dense = dense
+        self.shapes = shapes
+        self.tails = tails or {}
+        self._headers = headers
+        self._rows = {client: (ratio, row) for ratio, clients in groups.items() for row, client in enumerate(clients)}
+        self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
+
+    def shard(self, client: Client) -> Shard:
+        """Cut a client's shard: copy its terms, and round them for the wire.
+
+        Raises:
+            KeyError: the client is not in the plan.
+        """
+        header, terms = self._headers[client], {}
+        for name, (indices, multipliers) in self._terms_of(client):
+            u, v = (round_columns(side, header.compression) for side in self.spectra[name].cut(indices))
+            terms[name] = Terms(indices, u, v, multipliers)
+        return replace(header, terms=terms, tail=self._tail_of(client))
+
+    def shards(self) -> Iterator[tuple[Client, Shard]]:
+        """Cut every client's shard, one after the other."""
+        return ((client, self.shard(client)) for client in self)
+
+    def template(self, client: Client) -> Shard:
+        """Return a client's shard with u and v on the `meta` device: names, types, shapes and indices, for no work.
+
+        Raises:
+            KeyError: the client is not in the plan.
+        """
+        terms = {}
+        for name, (indices, multipliers) in self._terms_of(client):
+            spectrum = self.spectra[name]
+            u, v = (side.new_empty((len(side), len(indices)), device="meta") for side in (spectrum.u, spectrum.v))
+            terms[name] = Terms(indices, u, v, multipliers)
+        return replace(self._headers[client], terms=terms, tail=self._tail_of(client))
+
+    def _terms_of(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        ratio, row = self._rows[client]
+        return ((name, self._drawn[ratio, name][row]) for name in self.spectra)
+
+    def _tail_of(self, client: Client) -> Mapping[str, Tensor]:
+        return self.tails.get(self._rows[client][0], {})
+
+    def __contains__(self, client: object) -> bool:
+        """Return whether there is a shard for this client."""
+        return client in self._headers
+
+    def __iter__(self) -> Iterator[Client]:
+        """Iterate over the clients, in the order in which they were planned."""
+        return iter(self._headers)
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self._headers)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the shards are cut."""
+        tensors = (*(spectrum.u for spectrum in self.spectra.values()), *self.dense.values())
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of all shards on the wire. Those of one keep ratio have the same size."""
+        return sum(len(clients) * self.template(clients[0]).nbytes for clients in self.groups.values())
+
+    def __repr__(self) -> str:
+        size = self.nbytes / 1000
+        return f"Plan(clients={len(self)}, layers={len(self.spectra)}, {size:,.0f} kB)"
+
+    def values_of(self, update: Update) -> Update:
+        """Return an update as new values: where it holds changes, from what the server has, not from what it sent.
+
+        Args:
+            update: of a shard of this plan, without a fault, on the spectra's device; its indices say which terms.
+        """
+        if not update.changes:
+            return update
+        terms = {}
+        for layer, change in update.terms.items():
+            u, v = self.spectra[layer].cut(change.indices)
+            terms[layer] = replace(change, u=u + change.u, v=v + change.v)
+        dense = {name: computable(self.dense[name]) + computable(change) for name, change in update.dense.items()}
+        return replace(update, terms=terms, dense=dense, compression=EXACT, changes=False)
+
+    def tail_indices(self, client: Client) -> dict[str, Tensor]:
+        """Return, by layer, the indices of the terms that a client holds frozen: all of the round after its own."""
+        ratio, row = self._rows[client]
+        return {
+            layer: self.spectra[layer].indices[len(self._drawn[ratio, layer][row][0]) :]
+            for layer in self._tail_of(client)
+        }
+
+
+def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
+    """Return each client's indices and multipliers where the spectrum is, ω in its dtype."""
+    indices = torch.from_numpy(draw.indices).to(spectrum.u.device)
+    multipliers = torch.from_numpy(draw.multipliers).to(spectrum.u)
+    return list(zip(indices, multipliers, strict=True))

@@ -1,0 +1,156 @@
+"""The frozen part of a model, which a client receives once and keeps.
+
+The server's model has weights W = R + L. Shards hold terms of L. R is the same in all rounds, and so are frozen
+parameters, such as the embeddings of a language model. Each shard names the digest of the residual that it needs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sharding.errors import UserError
+from sharding.layers import FactorizedLayer
+from sharding.modules.state import dense_state
+from sharding.modules.wrappers import named_modules
+from sharding.transport import serialize
+
+KEY = "residual"  # of the digest in the metadata
+LAYERS, DENSE = "layers/", "dense/"
+_DIGESTS = WeakTensorKeyDictionary()  # of tensors' values, by tensor: the version that was read, and its digest
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """What is frozen: R of every factorized layer that has one, and the parameters that do not train.
+
+    Its length is the number of these tensors; one without any needs not be sent.
+
+    Attributes:
+        layers: R by layer name, in a format of `sharding.matrices.quantization`; never written to.
+        dense: frozen parameters that are not those of sharded layers, by name in the state dict; never written to.
+    """
+
+    layers: Mapping[str, Tensor]
+    dense: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module, sharded: Mapping[str, nn.Module] | None = None) -> Self:
+        """Return the residual of a model; it shares the model's memory.
+
+        Args:
+            model: a server's or a client's.
+            sharded: the layers whose terms are sent, by name (`ShardPlanner.sharded_layers`); by default the factorized
+                layers, as in every client's model.
+        """
+        if sharded is None:
+            sharded = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+        return cls(residual_layers(model), dense_state(model, sharded)[1])
+
+    @cached_property
+    def digest(self) -> str:
+        """The digests of `layers` and of `dense`, joined by a dash; empty without any tensors."""
+        return "-".join([digest_of(self.layers), digest_of(self.dense)]) if len(self) else ""
+
+    @property
+    def nbytes(self) -> int:
+        """The exact length of `to_bytes()`."""
+        return serialize.size_of(self._named_tensors(), {KEY: self.digest})
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self.layers) + len(self.dense)
+
+    def __repr__(self) -> str:
+        size = f"{self.nbytes / 1000:,.0f} kB"
+        return f"Residual(layers={len(self.layers)}, dense={len(self.dense)}, {size}, digest={self.digest[:7]!r})"
+
+    def to(self, device: torch.device | str) -> "Residual":
+        """Return the same values on a device."""
+        layers, dense = (
+            {name: tensor.detach().to(device) for name, tensor in part.items()} for part in (self.layers, self.dense)
+        )
+        return Residual(layers, dense)
+
+    def to_bytes(self) -> bytes:
+        """Return the wire form: a safetensors file with keys ``layers/<layer>`` and ``dense/<name>``.
+
+        Its metadata has the digest.
+        """
+        return serialize.to_bytes(self._named_tensors(), {KEY: self.digest})
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read the wire form back, onto the CPU.
+
+        Raises:
+            UserError: the bytes are not a residual, or not as they were written.
+        """
+        return cls._checked(*serialize.from_bytes(data, KEY))
+
+    def write(self, path: Path | str) -> None:
+        """Write the wire form to a file."""
+        serialize.to_file(self._named_tensors(), {KEY: self.digest}, path)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read a file of the wire form, onto the CPU; the file is mapped, not copied.
+
+        Raises:
+            UserError: the file is not a residual, or not as it was written.
+        """
+        return cls._checked(*serialize.from_file(path, KEY))
+
+    def _named_tensors(self) -> dict[str, Tensor]:
+        named = {LAYERS: self.layers, DENSE: self.dense}
+        return {f"{kind}{name}": tensor.detach() for kind, part in named.items() for name, tensor in part.items()}
+
+    @classmethod
+    def _checked(cls, tensors: serialize.Named, metadata: serialize.Metadata) -> Self:
+        if KEY not in metadata:
+            raise UserError(f"this is not a residual: its metadata has {str(dict(metadata))[:80]}")
+        if other := [name for name in tensors if not name.startswith((LAYERS, DENSE))]:
+            raise UserError(f"this is not a residual: unknown entry {other[0][:80]!r}")
+        parts = (
+            {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+            for kind in (LAYERS, DENSE)
+        )
+        if (residual := cls(*parts)).digest != metadata[KEY]:
+            raise UserError(
+                f"this residual is spoiled: its digest is {residual.digest!r}, not {metadata[KEY][:40]!r}; get it again"
+            )
+        return residual
+
+
+def residual_layers(model: nn.Module) -> dict[str, Tensor]:
+    """Return R of the factorized layers that have one, by name."""
+    parts = {name: part.residual for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+    return {name: stored for name, stored in parts.items() if stored is not None}
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of names, types, shapes and values; of tensors on the `meta` device, without values."""
+    parts = (
+        f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + _digest(tensor)
+        for name, tensor in sorted(tensors.items())
+    )
+    return blake2b(b"\n".join(parts), digest_size=16).hexdigest()
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """Return a digest of a tensor's values, which are read once as long as they do not change."""
+    if tensor.is_meta:
+        return b""
+    now = None if tensor.is_inference() else (tensor._version, tensor.data_ptr())  # one of inference has no version
+    then, digest = _DIGESTS.get(tensor, (None, b""))
+    if now is None or then != now:
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest = blake2b(values.numpy().data).digest()
+        _DIGESTS[tensor] = now, digest
+    return digest

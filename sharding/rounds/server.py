@@ -1,0 +1,294 @@
+"""The server of federated training: it holds the model, cuts shards, averages the updates and takes its step.
+
+One round is `plan`, `average`, `step`; `round` does all three with a function that trains a client's shard.
+
+The server's step takes the pseudo-gradient Δ = average − W for a negative gradient, so that any torch optimizer
+that needs no closure (all but `LBFGS`) can take it (Reddi et al., "Adaptive Federated Optimization", ICLR 2021). It
+acts on weights, since singular vectors have another basis in every round. So momentum costs a client neither bytes nor
+work, and it also moves the terms that a round does not draw. Some optimizers by the names that papers give them:
+
+- FedAvg: `SGD(lr=1)`, which makes the average the new model; a smaller lr is the server's rate η_g.
+- FedAvgM: `SGD(lr, momentum)`: m ← βm + Δ, W ← W + η_g m. Hsu, Qi & Brown 2019 (arXiv 1909.06335).
+- FedACG: `SGD(lr, momentum, nesterov=True)`: clients are sent W + η_g βm, the point that the server expects to reach
+  next, and correct its course. The model is kept at that point. Kim et al., CVPR 2024.
+- FedAdam: `Adam(lr, betas=(0.9, 0.99), eps=1e-3)`; FedYogi: `sharding.FedYogi`.
+"""
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from sharding.errors import UserError, join_first
+from sharding.modules.finite import computable, find_nonfinite
+from sharding.modules.state import as_real, is_variance
+from sharding.modules.wrappers import distribute_like, is_distributed, named_parameters, named_state
+from sharding.rounds.aggregation.aggregate import Aggregation, Average, check_guards
+from sharding.rounds.failures import Failure, one_line
+from sharding.rounds.plan import Client, Plan
+from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.residual import Residual
+from sharding.rounds.shard import Shard, Update
+
+
+class Server:
+    """Hold the model and run rounds of federated training.
+
+    A plain server with the strategy `collective` runs the published algorithm. ``python -m train`` has other defaults,
+    for which 0.02 is a good first learning rate::
+
+        model = merge(factorize(model, median))  # a low-rank start; median is that of the clients' keep ratios
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.8, nesterov=True)
+        server = Server(model, ShardPlanner("top_n"), optimizer, iterate_average(model))
+        for number in range(rounds):
+            server.round(number, keep_ratios, train, num_samples)
+        evaluate(server.result)
+
+    A model that `factorize` made is trained in its factors. To fine-tune a pretrained model, let each client keep the
+    residual, which it receives once::
+
+        model = factorize(pretrained, largest, residual="int4")  # largest is the largest keep ratio of a client
+        server = Server(model, ShardPlanner("top_n"))
+        data = server.residual.to_bytes()  # client_model(structure, shard, residual=Residual.from_bytes(data))
+
+    An optimizer with momentum acts on the factors then, which keep their basis from round to round.
+
+    Args:
+        model: dense or factorized; trained in place.
+        planner: draws the terms of each client.
+        optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
+        averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
+        norm_bound: leaves out updates above this multiple of the median norm, see `Average`.
+        trim: share of the values that the trimmed mean leaves out, see `Average`.
+        max_share: the most that one client may have of a round's weights, see `Average`.
+
+    Raises:
+        UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
+            the average is of another model; or a guard is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        planner: ShardPlanner,
+        optimizer: Optimizer | None = None,
+        averaged: AveragedModel | None = None,
+        norm_bound: float | None = None,
+        trim: float = 0.0,
+        max_share: float = 1.0,
+    ) -> None:
+        self.model, self.planner, self.averaged = model, planner, averaged
+        parameters = dict(named_parameters(model))
+        if optimizer is None and parameters:
+            optimizer = SGD(parameters.values(), lr=1.0)
+        closure = None if optimizer is None else signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise UserError(f"{type(optimizer).__name__} needs a closure, and the server has none; use SGD or Adam")
+        self.optimizer = optimizer
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        if any(id(parameter) not in self._names for parameter in self._optimized()):
+            raise UserError("the optimizer has parameters of another model; make it with model.parameters()")
+        self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
+        if averaged is not None and _shapes(averaged) != _shapes(model):
+            raise UserError("the average is of another model; make it with iterate_average(model)")
+        check_guards(norm_bound, trim, max_share)
+        self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
+
+    @property
+    def residual(self) -> Residual:
+        """What each client needs once, besides its shards; without tensors where nothing is frozen."""
+        return self.planner.residual(self.model)
+
+    @property
+    def result(self) -> nn.Module:
+        """The model to evaluate: the average of the rounds' models if there is one, else the last model."""
+        return self.model if self.averaged is None else self.averaged.module
+
+    def round(
+        self,
+        round: int,
+        keep_ratios: Mapping[Client, float],
+        train: Callable[[Client, Shard], Update | Failure | None],
+        num_samples: Mapping[Client, float] | None = None,
+    ) -> Aggregation:
+        """Run one round and return which clients were averaged in.
+
+        Args:
+            round: its number, from 0; the draws depend on it and on the planner's seed.
+            keep_ratios: r of each client that takes part.
+            train: trains a client's shard and returns the update (`train_shard`); a `Failure`, or None, where the
+                client failed.
+            num_samples: D_c, the clients' weights; equal by default.
+
+        Raises:
+            UserError: a client of `keep_ratios` is not in `num_samples`.
+        """
+        if num_samples is not None and (missing := [client for client in keep_ratios if client not in num_samples]):
+            raise UserError(f"num_samples lacks {join_first(missing)}; give the samples of every client of keep_ratios")
+        plan = self.plan(keep_ratios, round)
+        average = self.average(plan, dict.fromkeys(plan, 1.0) if num_samples is None else num_samples)
+        for client, shard in plan.shards():
+            average.add(client, train(client, shard))
+        return self.step(average)
+
+    def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
+        """Draw the terms of each of these clients."""
+        return self.planner.plan(self.model, keep_ratios, round)
+
+    def average(self, plan: Plan, num_samples: Mapping[Client, float] | None, total: float | None = None) -> Average:
+        """Return an empty average that takes a round's updates one by one, with the server's guards.
+
+        Args:
+            plan: of this round.
+            num_samples: D_c, or D_c/p_c where clients were sampled; None where `Average.add` takes each one.
+            total: of all samples that might have counted, where clients were sampled; see `Average`.
+        """
+        return Average(plan, num_samples, total, self._norm_bound, self._trim, self._max_share)
+
+    @torch.no_grad()
+    def step(self, average: Average) -> Aggregation:
+        """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
+
+        Buffers, such as the statistics of batch norms, take their average. Where no update counts, the model stays as
+        it is, and enters the average of models once more. `delta` of the result is empty: its memory is reused.
+
+        Raises:
+            UserError: the model is not the one that the plan was made from, or the step has made a weight NaN or Inf:
+                updates are finite, but the optimizer's learning rate is far too high.
+        """
+        aggregation = average.finish()
+        if aggregation.delta:
+            self._move(aggregation.delta)
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
+        return aggregation
+
+    def _move(self, delta: dict[str, Tensor]) -> None:
+        state = named_state(self.model)
+        if missing := sorted(delta.keys() - state.keys()):
+            raise UserError(f"the model has no {join_first(missing)}; step the model that the plan was made from")
+        if other := [name for name, change in delta.items() if as_real(state[name]).shape != change.shape]:
+            raise UserError(f"the model has {join_first(other)} in other shapes; step the model of the plan")
+        moved = {name: state[name] for name in delta if isinstance(state[name], nn.Parameter)}
+        self._check_optimized(moved)
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()  # gradients from before would move parameters that are frozen now
+        for name, change in delta.items():
+            entry = state[name]
+            if name in moved:
+                gradient = torch.view_as_complex(change.neg_()) if entry.is_complex() else change.neg_()
+                gradient = distribute_like(gradient, entry)
+                if not is_distributed(entry) and gradient.stride() != entry.stride():
+                    gradient = torch.empty_like(entry).copy_(gradient)  # fused optimizers go by the order of memory
+                entry.grad = gradient
+            else:
+                averaged = computable(as_real(entry)) + computable(distribute_like(change, as_real(entry)))
+                # Rounding, or a step beyond the average of sampled clients, can make a variance negative.
+                as_real(entry).copy_(averaged.clamp(min=0) if is_variance(name) else averaged)
+        delta.clear()  # its memory is the gradients'
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if (spoiled := find_nonfinite(moved | self._optimizer_state())) is not None:
+                raise UserError(
+                    f"the server's step made {spoiled} NaN or Inf; lower the learning rate of the server's optimizer "
+                    "after loading an earlier checkpoint"
+                )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed run needs besides the model: the state of the optimizer and of the average of models.
+
+        Returns:
+            Tensors by ``optimizer/<optimizer>/<weight>/<part>`` and ``average/<name>``; numbers and tuples of them, as
+            tensors, by ``numbers/<optimizer>/<weight>/<part>`` and ``groups/<optimizer>/<index>/<option>``.
+        """
+        state = {f"optimizer/{name}": value for name, value in self._optimizer_state().items()}
+        numbers = {f"numbers/{name}": value for name, value in self._optimizer_state((int, float)).items()}
+        for index, group in enumerate([] if self.optimizer is None else self.optimizer.param_groups):
+            options = {option: value for option, value in group.items() if _is_numeric(value)}
+            kind = type(self.optimizer).__name__
+            numbers |= {f"groups/{kind}/{index}/{option}": value for option, value in options.items()}
+        for name, value in numbers.items():
+            state[name] = value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value))  # in 64 bits
+        if self.averaged is not None:
+            state |= {f"average/{name}": value for name, value in self.averaged.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Resume from what `state_dict` returned. The optimizer gets its learning rate from there, as in torch.
+
+        Raises:
+            UserError: the state is not one that `state_dict` returned, or names another optimizer or other weights; or
+                one of them has no average of models.
+        """
+        parts: dict[str, dict[str, Any]] = {"optimizer": {}, "numbers": {}, "groups": {}, "average": {}}
+        for name, value in state.items():
+            kind, _, rest = name.partition("/")
+            if kind not in parts:
+                raise UserError(f"{name} is not of a server; pass what Server.state_dict returned")
+            parts[kind][rest] = value
+        if bool(parts["average"]) != (self.averaged is not None):
+            raise UserError("only one of the state and the server has an average of models")
+        numbers = {name: value.item() for name, value in parts["numbers"].items()}
+        self._load_optimizer(parts["optimizer"] | numbers, parts["groups"])
+        if self.averaged is not None:
+            try:
+                self.averaged.load_state_dict(parts["average"])
+            except RuntimeError as error:
+                raise UserError(f"the average is of another model: {one_line(error)}") from error
+
+    def _check_optimized(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        optimized = {id(parameter) for parameter in self._optimized()}
+        if missing := [name for name, parameter in parameters.items() if id(parameter) not in optimized]:
+            raise UserError(f"the server's optimizer lacks {join_first(missing)}; make it with model.parameters()")
+
+    def _optimized(self) -> list[nn.Parameter]:
+        """Return the optimizer's parameters, in the order of its state."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
+    def _optimizer_state(self, types: type | tuple[type, ...] = Tensor) -> dict[str, Any]:
+        """Return the optimizer's tensors, or its numbers, by ``<optimizer>/<weight>/<part>``."""
+        states = {} if self.optimizer is None else self.optimizer.state
+        return {
+            f"{type(self.optimizer).__name__}/{self._names[id(parameter)]}/{part}": value
+            for parameter, parts in states.items()
+            for part, value in parts.items()
+            if isinstance(value, types)
+        }
+
+    def _load_optimizer(self, state: Mapping[str, Any], groups: Mapping[str, Tensor]) -> None:
+        if self.optimizer is None:
+            return
+        indices = {self._names[id(parameter)]: index for index, parameter in enumerate(self._optimized())}
+        loaded: dict[int, dict[str, Any]] = {}
+        options = [dict(group) for group in self.optimizer.state_dict()["param_groups"]]
+        for entry, value in state.items():
+            kind, _, rest = entry.partition("/")
+            name, _, part = rest.rpartition("/")
+            if kind != type(self.optimizer).__name__ or name not in indices:
+                raise UserError(f"{entry} is the state of another optimizer or model")
+            loaded.setdefault(indices[name], {})[part] = value
+        for entry, value in groups.items():
+            kind, index, option = entry.split("/")
+            if kind != type(self.optimizer).__name__ or int(index) >= len(options):
+                raise UserError(f"{entry} is of another optimizer")
+            numbers = tuple(value.tolist()) if value.dim() else value.item()
+            is_tensor = isinstance(options[int(index)].get(option), Tensor)
+            options[int(index)][option] = value if is_tensor else numbers
+        self.optimizer.load_state_dict({"state": loaded, "param_groups": options})
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in named_parameters(model)}
+
+
+def _is_numeric(value: object) -> bool:
+    """Whether an optimizer's option is a number, such as its learning rate, a tensor, or a tuple of numbers."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    return isinstance(value, Tensor) or all(isinstance(number, int | float) for number in numbers)

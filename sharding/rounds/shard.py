@@ -1,0 +1,346 @@
+"""The messages between server and client: a `Shard` goes out, and an `Update` comes back.
+
+A shard has singular terms of the sharded layers, and all other tensors but frozen ones. Frozen parameters are in the
+`Residual`, which is sent once. Frozen terms, integers and masks are sent but not returned: a client computes with the
+server's, and they are not averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is
+rounded, and clients return changes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from sharding.errors import UserError
+from sharding.layers import FactorizedLayer
+from sharding.modules.finite import computable, difference
+from sharding.modules.state import as_real, batch_counters, is_transmitted
+from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
+from sharding.rounds import codec
+from sharding.rounds.codec import CLIP
+from sharding.rounds.residual import digest_of, residual_layers
+from sharding.transport import serialize
+from sharding.transport.compression import EXACT, round_columns, round_outputs
+
+PARTS = ("indices", "u", "v", "multipliers")
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """The singular terms of one layer that one client holds.
+
+    Attributes:
+        indices: which terms of the spectrum, ascending, shape (n,), int64.
+        u: u' of these terms, shape (out, n).
+        v: v' of these terms, shape (in, n).
+        multipliers: ω of these terms, shape (n,).
+    """
+
+    indices: Tensor
+    u: Tensor
+    v: Tensor
+    multipliers: Tensor
+
+    def to(self, device: torch.device | str) -> "Terms":
+        """Return the same terms on a device."""
+        return Terms(*(getattr(self, part).to(device) for part in PARTS))
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One client's part of the model in one round.
+
+    Attributes:
+        terms: by layer name.
+        dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key,
+            except what the residual has, extra state, and the counters of batch norms, which belong to each model. The
+            shards of a round share these tensors, which are never written to.
+        keep_ratio: r that it was cut for; 1 where nothing is left out.
+        frozen: the names in `terms` and `dense` that are neither trained nor sent back; integers always are.
+        plan: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
+        compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
+        tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
+            `sharding.matrices.quantization.quantize_terms` stores them. It is not returned.
+        residual: the digest of the residual that the client's model needs; empty where it needs none.
+        clip: τ with which the client trains, see `sharding.clip_and_decay`; None for no clipping.
+    """
+
+    terms: Mapping[str, Terms]
+    dense: Mapping[str, Tensor]
+    keep_ratio: float = 1.0
+    frozen: frozenset[str] = frozenset()
+    plan: str = ""
+    compression: str = EXACT
+    residual: str = ""
+    tail: Mapping[str, Tensor] = field(default_factory=dict)
+    clip: float | None = CLIP
+
+    def __repr__(self) -> str:
+        num_terms = sum(terms.indices.numel() for terms in self.terms.values())
+        return (
+            f"Shard(keep_ratio={self.keep_ratio:g}, layers={len(self.terms)}, terms={num_terms}, "
+            f"{self.nbytes / 1000:,.0f} kB, plan={self.plan[:7]!r})"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The exact length of `to_bytes()`, computed without encoding."""
+        return codec.size_of(self)
+
+    def to_bytes(self) -> bytes:
+        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
+        ``tail/<layer>/terms``.
+
+        Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
+        compression cannot represent are rounded; a planner's shards are rounded already.
+        """
+        return serialize.to_bytes(*codec.encode(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read the wire form back, onto the CPU.
+
+        Names, types and shapes are checked against each other; values are not checked.
+
+        Raises:
+            UserError: the bytes are not a shard.
+        """
+        return cls(**_shard_fields(serialize.from_bytes(data)))
+
+    def write(self, path: Path | str) -> None:
+        """Write the wire form to a file."""
+        serialize.to_file(*codec.encode(self), path)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read a file of the wire form, onto the CPU; the file is mapped, not copied.
+
+        Raises:
+            UserError: the file is not a shard.
+        """
+        return cls(**_shard_fields(serialize.from_file(path)))
+
+    def to(self, device: torch.device | str) -> "Shard":
+        """Return the same values on a device."""
+        terms = {name: each.to(device) for name, each in self.terms.items()}
+        dense, tail = ({name: part.to(device) for name, part in each.items()} for each in (self.dense, self.tail))
+        return replace(self, terms=terms, dense=dense, tail=tail)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all values by their names in the state dict of a client's model: ``<layer>.u`` and so on."""
+        factors = {
+            key(layer, part): getattr(terms, part)
+            for layer, terms in self.terms.items()
+            for part in ("u", "v", "multipliers")
+        }
+        return factors | dict(self.dense)
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a name of `state` belongs to a frozen layer or tensor."""
+        return (name if name in self.dense else name.rpartition(".")[0]) in self.frozen
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return what a client trains: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
+        factors = {
+            key(layer, part): getattr(terms, part)
+            for layer, terms in self.terms.items()
+            for part in "uv"
+            if layer not in self.frozen
+        }
+        return factors | {name: tensor for name, tensor in self.dense.items() if name not in self.frozen}
+
+    @torch.no_grad()
+    def returned(self, values: Mapping[str, Tensor]) -> "Update":
+        """Return the update with these values, by the names of `trained`.
+
+        Its types are those of the shard, whatever the client computes in. With compression it holds the rounded changes
+        of these values.
+        """
+        values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
+        if changes := self.compression != EXACT:
+            values = {name: difference(values[name], sent) for name, sent in self.trained().items()}
+
+        def rounded(layer: str, part: str) -> Tensor:
+            return round_columns(values[key(layer, part)], self.compression)
+
+        terms = {
+            layer: replace(sent, u=rounded(layer, "u"), v=rounded(layer, "v"))
+            for layer, sent in self.terms.items()
+            if layer not in self.frozen
+        }
+        dense = {name: round_outputs(values[name], self.compression) for name in self.dense if name not in self.frozen}
+        return Update(terms, dense, self.keep_ratio, self.plan, self.compression, changes, self.residual)
+
+    def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Check that a client's model matches this shard, and return its parameters and buffers by name.
+
+        Raises:
+            UserError: as `load_into`.
+        """
+        state = {name: part for name, part in named_state(model).items() if is_transmitted(name, part)}
+        problems = list(self._misfits(model, state))
+        if problems:
+            raise UserError(
+                f"the shard (keep ratio {self.keep_ratio:g}) does not fit the model: {'; '.join(problems)}. "
+                "sharding.client_model(model, shard) makes the model that fits"
+            )
+        return state
+
+    @torch.no_grad()
+    def load_into(self, model: nn.Module) -> None:
+        """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
+
+        What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none. Batch
+        norms count from zero again.
+
+        Raises:
+            UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
+        """
+        state, modules = self.matching_state(model), dict(named_modules(model, remove_duplicate=False))
+        for layer in self.terms:
+            module, stored = modules[layer], self.tail.get(layer)
+            assert isinstance(module, FactorizedLayer)
+            module.tail = None if stored is None else stored.to(module.multipliers.device)
+        for name, tensor in self.state().items():
+            target = as_real(state[name])
+            target.copy_(distribute_like(tensor.to(target.device, target.dtype), target))
+            if self.is_frozen(name):
+                state[name].requires_grad_(False)
+        for counter in batch_counters(model):
+            counter.zero_()
+
+    @torch.no_grad()
+    def read_from(self, model: nn.Module) -> "Update":
+        """Return the update: the same terms and names, with the model's current values.
+
+        Raises:
+            UserError: as `load_into`.
+        """
+        state = self.matching_state(model)
+        return self.returned({name: _now(state[name].detach(), sent) for name, sent in self.trained().items()})
+
+    def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
+        """Describe each difference between the names and shapes of the shard and those of the model."""
+        modules, seen = dict(named_modules(model, remove_duplicate=False)), set()
+        layers, expected = residual_layers(model), self.residual.partition("-")[0] or digest_of({})
+        if (digest := digest_of(layers)) != expected:
+            yield f"its layers have {f'the residual {digest}' if layers else 'no residual'}, not {expected}"
+        for layer, terms in self.terms.items():
+            seen |= {key(layer, "residual"), key(layer, "tail")}
+            module, n = modules.get(layer), terms.indices.numel()
+            if not isinstance(module, FactorizedLayer):
+                yield f"{layer} is {'not there' if module is None else f'a {type(module).__name__}, not factorized'}"
+            elif module.num_terms != n:
+                yield f"{layer} has {module.num_terms} terms, not {n}"
+            elif not module.fits_tail(self.tail.get(layer)):
+                yield f"the tail of {layer} does not fit this {type(module).__name__}"
+            else:
+                continue
+            seen |= {key(layer, part) for part in ("u", "v", "multipliers", "weight")}
+        sent = self.state()
+        for name in (name for name in sent if name not in seen):
+            if name not in state:
+                yield f"{name} is not there"
+            elif as_real(state[name]).shape != sent[name].shape:
+                yield f"{name} has shape {tuple(state[name].shape)}, not {tuple(sent[name].shape)}"
+        known = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than in the shard
+        if self.residual:  # which has the frozen ones
+            known |= {id(part) for part in state.values() if isinstance(part, nn.Parameter) and not part.requires_grad}
+        yield from (
+            f"{name} is not in the shard" for name in state if id(state[name]) not in known and name not in seen
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client sends back: all that it trained of its shard.
+
+    Attributes:
+        terms: by layer name; their indices and ω are those of the shard.
+        dense: what was trained whole, by state-dict key.
+        keep_ratio: the shard's.
+        plan: the shard's, ``<round>-<digest>``.
+        compression: the shard's.
+        changes: whether u, v and dense are changes from what was sent, as with a compression that rounds, or new
+            values.
+        residual: the shard's.
+    """
+
+    terms: Mapping[str, Terms]
+    dense: Mapping[str, Tensor]
+    keep_ratio: float = 1.0
+    plan: str = ""
+    compression: str = EXACT
+    changes: bool = False
+    residual: str = ""
+
+    def __repr__(self) -> str:
+        size = self.nbytes / 1000
+        return f"Update(layers={len(self.terms)}, {size:,.0f} kB, plan={self.plan[:7]!r})"
+
+    @property
+    def nbytes(self) -> int:
+        """The exact length of `to_bytes()`, computed without encoding."""
+        return codec.size_of(self)
+
+    def to_bytes(self) -> bytes:
+        """Return the wire form, as `Shard.to_bytes`."""
+        return serialize.to_bytes(*codec.encode(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read the wire form back, as `Shard.from_bytes`.
+
+        Raises:
+            UserError: the bytes are not an update; a shard with frozen tensors or a tail is none.
+        """
+        fields = _fields(serialize.from_bytes(data, "client's update"), "client's update")
+        del fields["clip"]
+        if frozen := sorted(fields.pop("frozen") | fields.pop("tail").keys()):
+            raise UserError(f"frozen tensors were returned: {', '.join(frozen[:3])[:200]}")
+        return cls(**fields)
+
+    def to(self, device: torch.device | str) -> "Update":
+        """Return the same values on a device."""
+        terms = {name: each.to(device) for name, each in self.terms.items()}
+        return replace(self, terms=terms, dense={name: part.to(device) for name, part in self.dense.items()})
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return u and v of every layer, and the dense rest, by the names of `Shard.trained`."""
+        factors = {key(layer, part): getattr(terms, part) for layer, terms in self.terms.items() for part in "uv"}
+        return factors | dict(self.dense)
+
+
+def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
+    fields = _fields(file, "shard")
+    if fields.pop("changes"):
+        raise UserError("this is not a shard: its values are changes")
+    return fields
+
+
+def _fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> dict[str, Any]:
+    """Return the fields of a shard and of an update.
+
+    Raises:
+        UserError: the file has none; the message calls it `what`.
+    """
+    try:
+        fields = codec.decode(*file)
+    except UserError as error:
+        raise UserError(f"this is not a {what}: {error}") from error
+    return fields | {"terms": {layer: Terms(**parts) for layer, parts in fields["terms"].items()}}
+
+
+def _now(slot: Tensor, sent: Tensor) -> Tensor:
+    """Return a model's value in the type and on the device that was sent.
+
+    A model in a smaller type rounded what was sent. Its change since then counts, not that rounding.
+    """
+    value = as_real(full_tensor(slot)).to(sent.device, copy=True)
+    if value.dtype == sent.dtype or value.element_size() > sent.element_size():
+        return value.to(sent.dtype)
+    change = difference(value.to(sent.dtype), sent.to(value.dtype).to(sent.dtype))
+    return (computable(sent) + computable(change)).to(sent.dtype)

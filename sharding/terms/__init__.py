@@ -1,0 +1,1 @@
+"""Which terms a client receives: strategies, inclusion probabilities and designs."""
