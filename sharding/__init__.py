@@ -4,23 +4,19 @@ The server holds a full model. Each round it takes the SVD of every sharded laye
 singular terms that its keep ratio affords; the client trains them as U·Ω·Vᵀ; the server averages each vector on its
 own.
 
-Names in code follow these symbols:
+====================  ==============================================================================
+``matrices``          a weight as its singular terms; products of factors; storage in few bits
+``terms``             which terms a client receives: strategies, inclusion probabilities, designs
+``layers``            U·Ω·Vᵀ in the place of a linear layer, convolution, embedding or attention
+``factorization``     put these layers into any model, turn it back, save and export it
+``rounds``            plan, shard, client, average, step; ``examples/one_round.py`` has them on one screen
+``recipes``           ready-made servers: the published algorithm, and ours
+``client_sampling``   which clients take part, with which weight
+``flower``            a strategy and client functions for Flower
+====================  ==============================================================================
 
-======  ==================  ====================  =========================================================
-symbol  name                shape                 meaning
-======  ==================  ====================  =========================================================
-W       ``weight``          (out, in)             a layer's matrix; a conv is (out, in·kh·kw)
-N       ``rank``                                  min(out, in)
-λ       ``magnitudes``      (N,)                  singular values, non-increasing, float64
-u', v'  ``u``, ``v``        (out, N), (in, N)     √λᵢ·uᵢ, √λᵢ·vᵢ
-r, n    ``keep_ratio``,                           n = ⌈N·r⌉, r in (0, 1], shared by all layers of a client
-        ``num_terms``
-π       ``inclusion``       (N,)                  Pr(term i is drawn), Σπ = n
-ω       ``multipliers``     (N,) or (n,)          frozen diagonal of Ω
-C       ``num_clients``                           clients of the same keep ratio in this round
-τ       ``clip``                                  10 by default, ≥ 1
-D_c     ``num_samples``                           size of client c's data
-======  ==================  ====================  =========================================================
+``modules`` reads and copies torch modules, ``transport`` reads and writes bytes. Names in code follow the symbols of
+``docs/theory/symbols.md``.
 """
 
 from importlib.metadata import PackageNotFoundError, version
