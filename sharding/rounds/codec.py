@@ -5,7 +5,7 @@ Keys are ``terms/<layer>/<part>``, ``dense/<name>`` and ``tail/<layer>/terms``; 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,23 +24,14 @@ VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, for v
 
 
 def encode(message: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of the file for a shard or an update; on `meta`, types and shapes only."""
-    encoded: dict[str, Tensor] = {}
-    for name, role, tensor in _entries(message):
-        encoded[name], scales = compress(tensor, role, message.compression)
-        if scales is not None:
-            encoded[SCALES + name] = scales
-    return encoded, _metadata(message)
+    """Return the tensors and the metadata of the file for a `Shard` or an `Update`."""
+    return _compressed(_entries(message), message.compression), _metadata(message)
 
 
 def size_of(message: Any) -> int:
     """Return the exact length of the file, without encoding."""
-    encoded: dict[str, Tensor] = {}
-    for name, role, tensor in _entries(message):
-        encoded[name], scales = compress(tensor.to("meta"), role, message.compression)
-        if scales is not None:
-            encoded[SCALES + name] = scales
-    return serialize.size_of(encoded, _metadata(message))
+    entries = ((name, role, tensor.to("meta")) for name, role, tensor in _entries(message))
+    return serialize.size_of(_compressed(entries, message.compression), _metadata(message))
 
 
 def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -87,6 +78,15 @@ def _entries(message: Any) -> Iterator[tuple[str, Role, Tensor]]:
         yield f"tail/{layer}/terms", "numbers", stored
     for name, tensor in message.dense.items():
         yield f"{FROZEN if name in frozen else ''}dense/{name}", "outputs", tensor
+
+
+def _compressed(entries: Iterable[tuple[str, Role, Tensor]], compression: str) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, role, tensor in entries:
+        tensors[name], scales = compress(tensor, role, compression)
+        if scales is not None:
+            tensors[SCALES + name] = scales
+    return tensors
 
 
 def _role(entry: str) -> Role:
