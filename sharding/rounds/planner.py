@@ -1,4 +1,4 @@
-"""The server's side of a round: spectra + keep ratios + generators -> one Shard per client.
+"""The planner: a model and the clients' keep ratios -> a Plan, from which each client's shard is cut.
 
 Clients that can afford the same keep ratio form a group. For each group and layer the strategy gives π and ω, a
 design is fitted to π once, and every client of the group draws from it with its own generator.

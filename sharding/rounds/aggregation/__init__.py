@@ -1,1 +1,1 @@
-"""The server after training: it checks and averages the updates, and takes its step."""
+"""The server after training: it checks and averages the updates."""
