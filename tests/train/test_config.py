@@ -13,7 +13,6 @@ from sharding import SAMPLERS, Sampler, UserError
 from tests.train.runs import tiny
 from train.assembly import assemble
 from train.config import schema
-from train.config.messages import RENAMED
 from train.config.parts import check_options
 from train.config.schema import check_config, flatten, load_config, merge
 from train.config.yaml_text import dump_yaml, in_yaml, parse_yaml, read_yaml
@@ -231,44 +230,6 @@ def test_configured_options_reach_the_parts(tmp_path, monkeypatch):
     task = assemble(tiny(tmp_path, *partition, "design=brewer", "local.clip=3"))
     assert (given, task.server.planner.design, task.server.planner.clip) == ([2.0], "brewer", 3.0)
     assert assemble(tiny(tmp_path, "strategy=prism_wallenius")).server.planner.clip is None
-
-
-OLD = {
-    "clip=3": "local.clip=3",
-    "local.lr=0.05": "local.optimizer.lr=0.05",
-    "local.momentum=0": "local.optimizer.momentum=0",
-    "local.optimizer_options={beta2: 0.9}": "local.optimizer.beta2=0.9",
-    "local.frobenius_decay=1e-5": "local.decay=1e-05",
-    "local.frobenius_decay_of=effective": "local.decay_of=effective",
-    "server_lr=0.5": "server_optimizer.lr=0.5",
-    "server_momentum=0.5": "server_optimizer.momentum=0.5",
-    "data.options={length: 5, share: 0.1}": "data.length=5 data.share=0.1",
-    "data.partition_options={classes: 3}": "data.partition.classes=3",
-    "data.alpha=0.1": "data.partition.alpha=0.1",
-    "data.fine_alpha=10": "data.partition.fine_alpha=10",
-    "data.concentration=per_class": "data.partition.concentration=per_class",
-    "clients.options={wait: 3}": "clients.sampler.wait=3",
-    "clients.replacement=true": "clients.sampler.replacement=true",
-    "clients.budget=3": "clients.sampler.budget=3",
-    "clients.signal=norm": "clients.sampler.signal=norm",
-    "clients.beta_over_alpha=2": "clients.sampler.beta_over_alpha=2",
-    "tracking.wandb=offline": "tracker={name: wandb, mode: offline}",
-    "tracking.use=[csv]": "tracker=[csv]",
-    "tracking.project=x": "tracker.project=x",
-    "tracking.name=x": "tracker.run_name=x",
-    "tracking.layers_every=3": "layers_every=3",
-}
-
-
-@pytest.mark.parametrize(("old", "new"), OLD.items())
-def test_key_of_an_earlier_version_is_refused_with_its_new_form(old, new):
-    with pytest.raises(UserError) as refused:
-        load_config(QUICKSTART, [old])
-    assert str(refused.value) == f"{old.partition('=')[0]} is of an earlier version; write {new}"
-
-
-def test_every_key_of_an_earlier_version_has_a_case():
-    assert RENAMED.keys() - {"tracking"} <= {old.partition("=")[0] for old in OLD}
 
 
 def test_option_that_may_be_a_number_or_a_tensor_is_refused_once():

@@ -67,7 +67,7 @@ def read_model(directory: Path | str, best: bool = False) -> nn.Module:
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-        reason = f"it is damaged or of an earlier version ({error})"
+        reason = f"it is damaged, or of another model ({error})"
         raise UserError(f"cannot load {path}: {reason}; train again with another output=…") from error
     return model.eval()
 
