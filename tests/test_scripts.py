@@ -3,8 +3,10 @@
 import argparse
 import contextlib
 import importlib
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,3 +59,14 @@ def test_engines_benchmark_runs_a_round(engine, monkeypatch):
     experiment = cohort.make([QUICKSTART, *TINY], engine, where)
     assert cohort.time_round(experiment, 0, torch.get_num_threads()) > 0
     experiment.close()
+
+
+@pytest.mark.slow
+def test_benchmark_of_simulators_runs_a_round_on_ours(tmp_path):
+    for name, size in (("images", 1000 * 50 * 3 * 32 * 32), ("classes", 1000 * 50 * 8)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)  # zeros that take no space
+    environment = os.environ | {"PEERS_ROUNDS": "0", "PEERS_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "on_ours.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "RESULT" in done.stdout, done.stderr

@@ -33,7 +33,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     model, nothing = network(), Split(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
     dataset = Dataset("cifar10", nothing, nothing, 10, (3, 32, 32), scale)
-    local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, optimizer="sgd", lr=LR, momentum=0)
+    local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, optimizer={"name": "sgd", "lr": LR, "momentum": 0})
     engine = ProcessesEngine(Job(model, Users(), dataset, local, 0))
     sampler, server, watch = UniformSampler(USERS, COHORT, 0), Server(model, ShardPlanner("dense")), Stopwatch()
     for t in range(ROUNDS + 1):
