@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from sharding import FactorizedConv, FactorizedLinear, clip_and_decay, optim
+from sharding import FactorizedConv, FactorizedLinear, clip_and_decay
+from sharding.rounds import optim
 from sharding.rounds.optim import can_be_fused, decay_gradients, decay_multipliers
 
 
