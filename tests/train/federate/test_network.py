@@ -45,10 +45,10 @@ def assert_equals_a_simulation(directory, small, *overrides):
 def other_version(folder):
     """Write another version of the library, which reads no shard of ours."""
     copytree(ROOT / "sharding", folder / "sharding", ignore=ignore_patterns("__pycache__"))
-    shard = folder / "sharding" / "shard.py"
+    shard = folder / "sharding" / "rounds" / "shard.py"
     source = shard.read_text()
-    assert "return cls._from_named(*serialize.from_bytes(data))" in source
-    shard.write_text(source.replace("return cls._from_named(*serialize.from_bytes(data))", "raise RuntimeError"))
+    assert "return cls(**_shard_fields(serialize.from_bytes(data)))" in source
+    shard.write_text(source.replace("return cls(**_shard_fields(serialize.from_bytes(data)))", "raise RuntimeError"))
     return folder
 
 
