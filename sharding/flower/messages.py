@@ -19,7 +19,7 @@ RESIDUAL = "residual"  # in a message from the server, and in a node's state
 NODE = "node"  # what a node reports about itself
 
 SHARD = "shard"  # the name of the array
-STYPE = "spectral-sharding.rounds.shard"  # how to read an array's bytes; Flower does not look at them
+STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
 NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
 LACKS_RESIDUAL = "this node lacks the residual of the model"  # in the error of a node that has to be sent it again
 # Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.
