@@ -4,19 +4,8 @@ The server holds a full model. Each round it takes the SVD of every sharded laye
 singular terms that its keep ratio affords; the client trains them as U·Ω·Vᵀ; the server averages each vector on its
 own.
 
-====================  ==============================================================================
-``matrices``          a weight as its singular terms; products of factors; storage in few bits
-``terms``             which terms a client receives: strategies, inclusion probabilities, designs
-``layers``            U·Ω·Vᵀ in the place of a linear layer, convolution, embedding or attention
-``factorization``     put these layers into any model, turn it back, save and export it
-``rounds``            plan, shard, client, average, step; ``examples/one_round.py`` has them on one screen
-``recipes``           ready-made servers: the published algorithm, and ours
-``client_sampling``   which clients take part, with which weight
-``flower``            a strategy and client functions for Flower
-====================  ==============================================================================
-
-``modules`` reads and copies torch modules, ``transport`` reads and writes bytes. Names in code follow the symbols of
-``docs/theory/symbols.md``.
+``examples/one_round.py`` has a round on one screen, ``docs/reference/architecture.md`` says what each folder has, and
+``docs/theory/symbols.md`` what the names in code stand for.
 """
 
 from importlib.metadata import PackageNotFoundError, version
