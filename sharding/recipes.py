@@ -38,7 +38,8 @@ def tuned(model: nn.Module, keep_ratios: Mapping[Client, float], seed: int = 0) 
     The start has the rank that the median client affords, so that a few very weak clients do not shrink it.
 
     Args:
-        model: dense; it is not changed. The server's is `Server.model`, and the one to evaluate `Server.result`.
+        model: dense. The server trains a copy of low rank, or this model where the median client affords all terms:
+            `Server.model`. The one to evaluate is `Server.result`.
         keep_ratios: r of every client that may take part.
         seed: of the draws.
 

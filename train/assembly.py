@@ -221,8 +221,14 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
 
 def make_planner(config: Config) -> ShardPlanner:
     """Return the planner of a run."""
-    draws = config.strategy, config.design, config.seed
-    return ShardPlanner(*draws, compression=config.compression, tail=config.tail, clip=config.local.clip)
+    return ShardPlanner(
+        config.strategy,
+        config.design,
+        config.seed,
+        compression=config.compression,
+        tail=config.tail,
+        clip=config.local.clip,
+    )
 
 
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:

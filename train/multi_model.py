@@ -173,14 +173,14 @@ def run_multi_model(
             if models.sampler.needs_norms:  # clients keep their updates until the server has selected by the norms
                 reports = {name: report(one.engine, plans[name], t, one.lr(t)) for name, one in parts.items()}
                 selected = models.select(t, plans, {name: each.norms for name, each in reports.items()})
-                updates = {name: each.collect(selected[name].weights) for name, each in reports.items()}
+                replies = {name: each.collect(selected[name].weights) for name, each in reports.items()}
             else:  # updates are averaged as they arrive
                 selected = models.select(t, plans, {})
-                updates = {name: one.engine.train(plans[name], t, one.lr(t)) for name, one in parts.items()}
+                replies = {name: one.engine.train(plans[name], t, one.lr(t)) for name, one in parts.items()}
 
         for name, one in parts.items():
             with clock("train"):
-                average, losses = collect(one, plans[name], selected[name], updates[name])
+                average, losses = collect(one, plans[name], selected[name], replies[name])
 
             with clock("aggregate"):
                 aggregation = one.server.step(average)

@@ -30,7 +30,9 @@ def encode(message: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def size_of(message: Any) -> int:
     """Return the exact length of the file, without encoding."""
-    entries = ((name, role, tensor.to("meta")) for name, role, tensor in _entries(message))
+    entries = _entries(message)
+    if message.compression != EXACT:  # else nothing is computed
+        entries = ((name, role, tensor.to("meta")) for name, role, tensor in entries)
     return serialize.size_of(_compressed(entries, message.compression), _metadata(message))
 
 
@@ -60,11 +62,11 @@ def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
             raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
         if entry.startswith(FROZEN):
             frozen.add(name)
-    for layer in sorted(terms):
-        _check_terms(layer, terms[layer])
+    terms = {layer: terms[layer] for layer in sorted(terms)}
+    for layer, parts in terms.items():
+        _check_terms(layer, parts)
     if other := sorted(tail.keys() - terms.keys()):
         raise UserError(f"it has a tail of {other[0][:80]!r} without terms")
-    terms = {layer: terms[layer] for layer in sorted(terms)}
     return {"terms": terms, "dense": dense, "frozen": frozenset(frozen), "tail": tail, **fields}
 
 

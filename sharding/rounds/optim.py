@@ -61,8 +61,7 @@ def clip_and_decay(
 
     Source: Korzhenkov & Louizos, section on local training; Khodak et al., ICLR 2021, for the decay.
     """
-    if clip is not None and not clip >= 1:
-        raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use None for no clipping")
+    check_clip(clip)
     if not (is_number(decay) and decay >= 0):
         raise UserError(f"decay is {safe_repr(decay)}; a finite number of at least 0 is needed")
     if decay_of not in get_args(DecayOf):
@@ -90,6 +89,12 @@ def clip_and_decay(
                     gradient.mul_(distribute_like(factor, gradient, copies=True))
 
     return hook
+
+
+def check_clip(clip: float | None) -> None:
+    """Raise a UserError if τ is below 1."""
+    if clip is not None and not clip >= 1:
+        raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use None for no clipping")
 
 
 @torch.no_grad()

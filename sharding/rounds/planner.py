@@ -31,6 +31,7 @@ from sharding.modules.state import check_shapes, dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP
+from sharding.rounds.optim import check_clip
 from sharding.rounds.plan import Client, Draw, Plan
 from sharding.rounds.residual import Residual, residual_layers
 from sharding.rounds.shard import Shard, Terms
@@ -84,8 +85,7 @@ class ShardPlanner:
         if tail is not None:
             check_format(tail, "tail")
         self.tail = tail if self.strategy.nested else None
-        if clip is not None and not clip >= 1:
-            raise UserError(f"clip is {safe_repr(clip)}, but τ must be at least 1; use None for no clipping")
+        check_clip(clip)
         self.clip = clip if self.strategy.clips and clip != inf else None
 
     def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:

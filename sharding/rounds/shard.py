@@ -25,8 +25,6 @@ from sharding.rounds.residual import digest_of, residual_layers
 from sharding.transport import serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
-PARTS = ("indices", "u", "v", "multipliers")
-
 
 @dataclass(frozen=True, eq=False)
 class Terms:
@@ -46,7 +44,7 @@ class Terms:
 
     def to(self, device: torch.device | str) -> "Terms":
         """Return the same terms on a device."""
-        return Terms(*(getattr(self, part).to(device) for part in PARTS))
+        return Terms(*(part.to(device) for part in (self.indices, self.u, self.v, self.multipliers)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -174,8 +174,8 @@ class Average:
             self._reject_long(self._bound)
         counting = {c: weight for c, weight in self._weights.items() if c in self._received and c not in self._rejected}
         self._weights |= cap_shares(counting, self._max_share)
-        for client, shard in self._pending.items():
-            self._count(client, shard)
+        for client, update in self._pending.items():
+            self._count(client, update)
         self._pending.clear()
         release_freed_memory()
         rejected = {client: NOTHING for client in self._selected if client not in self._received} | self._rejected
@@ -188,16 +188,16 @@ class Average:
         order = [client for client in (*self._plan, *rejected) if client in rejected]
         return Aggregation(delta, accepted, {client: rejected[client] for client in order}, self._nbytes)
 
-    def _count(self, client: Client, shard: Update) -> None:
+    def _count(self, client: Client, update: Update) -> None:
         """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
-        self._mean.add(self._plan.values_of(shard), self._weights[client], self._plan.tail_indices(client))
+        self._mean.add(self._plan.values_of(update), self._weights[client], self._plan.tail_indices(client))
 
     def _reject_long(self, bound: float) -> None:
         """Leave out the updates whose change, of what trains or of running statistics, is longer than the bound."""
         lengths = {}
-        for client, shard in self._pending.items():
+        for client, update in self._pending.items():
             sent = self._plan.shard(client)
-            lengths[client] = update_norm(sent, shard), statistics_norm(sent, shard)
+            lengths[client] = update_norm(sent, update), statistics_norm(sent, update)
         for column, whose in enumerate(("update", "running statistics")):
             kept = [lengths[client][column] for client in self._pending]
             norms = torch.stack(kept) if kept else torch.zeros(0)

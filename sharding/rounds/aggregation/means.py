@@ -29,7 +29,7 @@ class Mean(Protocol):
 
     weight: float
 
-    def add(self, shard: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, update: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Add an update of values, and by layer the indices of the terms that its client holds as they were sent."""
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
@@ -51,15 +51,15 @@ class RunningMean:
         self._dense: dict[str, Tensor] = {}
         self._layers: dict[str, _Sums] = {}
 
-    def add(self, shard: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, update: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Add an update to the sums."""
         self.weight += weight
-        for name, tensor in shard.dense.items():
+        for name, tensor in update.dense.items():
             if name in self._dense:
                 self._dense[name].add_(tensor.double(), alpha=weight)  # float8 is not promoted
             else:
                 self._dense[name] = tensor.double() * weight
-        for name, terms in shard.terms.items():
+        for name, terms in update.terms.items():
             if name not in self._layers:
                 self._layers[name] = _Sums(self._spectra[name])
             self._layers[name].add(terms.indices, terms.u, terms.v, weight)
@@ -121,10 +121,10 @@ class TrimmedMean:
         self._updates: list[tuple[Update, float]] = []
         self._frozen: dict[str, Tensor] = {}  # by layer, the weight of the clients that hold each term frozen
 
-    def add(self, shard: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, update: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
         """Keep an update."""
         self.weight += weight
-        self._updates.append((shard, weight))
+        self._updates.append((update, weight))
         for name, indices in frozen.items():
             spectrum = self._spectra[name]
             weights = self._frozen.setdefault(name, torch.zeros_like(spectrum.indices, dtype=torch.float64))
@@ -133,7 +133,7 @@ class TrimmedMean:
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the trimmed means times the weight of all."""
         for name in self._updates[0][0].dense if self._updates else ():
-            values = torch.stack([shard.dense[name].double() for shard, _ in self._updates], dim=-1)
+            values = torch.stack([update.dense[name].double() for update, _ in self._updates], dim=-1)
             weights = values.new_tensor([weight for _, weight in self._updates])
             yield name, trimmed_mean(values, weights, self._trim) * self.weight
 
@@ -142,7 +142,7 @@ class TrimmedMean:
         for name in self._updates[0][0].terms if self._updates else ():
             spectrum = self._spectra[name]
             frozen = self._frozen.get(name, torch.zeros_like(spectrum.indices, dtype=torch.float64))
-            updates = [(shard.terms[name], weight) for shard, weight in self._updates]
+            updates = [(update.terms[name], weight) for update, weight in self._updates]
             yield (name, *self._means(spectrum, updates, frozen))
 
     def _means(self, spectrum: Spectrum, updates: list[tuple[Terms, float]], frozen: Tensor) -> tuple[Tensor, Tensor]:
