@@ -1,6 +1,6 @@
 """Decompose sharded layers: the weight W of a dense layer, or the product L = UVᵀ of a factorized one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from sharding.errors import UserError
 from sharding.layers import FactorizedLayer, as_blocks, num_blocks
 from sharding.matrices.product import ProductDecomposition, decompose_product
 from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape
+from sharding.modules.finite import first_flagged
 from sharding.modules.wrappers import full_tensor
 
 
@@ -53,16 +54,23 @@ def check_layers(layers: Mapping[str, nn.Module]) -> None:
         UserError: a weight or factor has NaN or Inf, or a factorized layer has multipliers other than 1, as that of a
             client.
     """
+    check_matrices(_named_matrices(layers))
+    factorized = {name: layer for name, layer in layers.items() if isinstance(layer, FactorizedLayer)}
+    scaled = [(name, (layer.multipliers != 1).any()) for name, layer in factorized.items()]
+    if (name := first_flagged(scaled)) is not None:
+        raise UserError(
+            f"layer {name} has multipliers other than 1, as a client's; the server's model comes from factorize"
+        )
+
+
+def _named_matrices(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the matrix of every dense layer and both factors of every other, whole, one at a time."""
     for name, layer in layers.items():
         if isinstance(layer, FactorizedLayer):
-            check_matrices({name: full_tensor(layer.u)})
-            check_matrices({name: full_tensor(layer.v)})
-            if not bool((layer.multipliers == 1).all()):
-                raise UserError(
-                    f"layer {name} has multipliers other than 1, as a client's; the server's model comes from factorize"
-                )
+            yield name, full_tensor(layer.u)
+            yield name, full_tensor(layer.v)
         else:
-            check_matrices({name: _blocks(layer)})
+            yield name, _blocks(layer)
 
 
 def group_layers(layers: Mapping[str, nn.Module]) -> list[list[str]]:

@@ -221,9 +221,10 @@ class ShardPlanner:
             return planned
 
         batches = group_layers(layers)
+        devices = {part.device for layer in layers.values() for part in layer.parameters()}
         planned = {
             name: result
-            for names, results in zip(batches, map_threads(plan_batch, batches), strict=True)
+            for names, results in zip(batches, map_threads(plan_batch, batches, devices), strict=True)
             for name, result in zip(names, results, strict=True)
         }
         draws = {(ratio, name): draw for name in layers for ratio, draw in zip(groups, planned[name][1], strict=True)}
