@@ -39,19 +39,28 @@ def train_locally(
     model.train()
     optimizer = make_optimizer(model, local, lr)
     optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))
-    device, low = data.targets.device, local.precision == "bfloat16"
+    device = data.targets.device
     total, steps = torch.zeros((), device=device), 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of("dropout", *key))
-        for inputs, targets in _batches(data, dataset, local, key):
-            with torch.autocast(device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
-                loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
+        for inputs, targets in raw_batches(data, dataset, local, key):
+            total += take_step(model, optimizer, inputs, targets, dataset, local)
             steps += 1
     return total / steps
+
+
+def take_step(
+    model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, dataset: Dataset, local: LocalConfig
+) -> Tensor:
+    """Take an optimizer's step on a raw batch, and return the loss before it, a scalar left on the device."""
+    inputs = channels_last(dataset.prepare(inputs))
+    low = local.precision == "bfloat16"
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
+        loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer:
@@ -78,12 +87,11 @@ def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[in
     return Split(inputs, data.targets[order])
 
 
-def _batches(
+def raw_batches(
     data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield prepared batches; the last of an epoch may be smaller than the others."""
+    """Yield raw batches in order of use; the last of an epoch may be smaller than the others."""
     drawn = draw_passes(data, dataset, local, key)
     length = len(data) if local.steps is None else len(drawn)
     for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
-        for batch, labels in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
-            yield channels_last(dataset.prepare(batch)), labels
+        yield from zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True)
