@@ -50,6 +50,7 @@ LOW_RANK, AVERAGE = ("init=low_rank",), ("result=average",)
 # rates, 0.03 is the best for `dense`, and the published 0.1 for `narrow`: results/beyond/learning_rate.csv.
 DENSE = ("strategy=dense", "rounds=50", "local.optimizer.lr=0.03", "evaluate_every=5")
 NARROW = ("strategy=dense", "model.width=10", "model.groups=5", "rounds=500")
+TIMM = ("model.zero_init_last=true",)  # timm's start of the network: docs/results/start.md
 EXPERIMENTS = {
     "beyond": Experiment(
         "beyond",
@@ -68,6 +69,9 @@ EXPERIMENTS = {
             "collective, low_rank, nesterov": (*LOW_RANK, *NESTEROV),
             "narrow, equal bytes, nesterov, average": (*NARROW, *NESTEROV, *AVERAGE),
             BOUND: ("strategy=dense", "local.optimizer.lr=0.03", *NESTEROV, *AVERAGE),
+            "collective, zero_init_last": TIMM,
+            "top_n, zero_init_last": ("strategy=top_n", *TIMM),
+            "dense, zero_init_last": ("strategy=dense", *TIMM),
             ROLLING: (),  # sub-models by width (studies/width.py), of the bytes of `collective`
         },
     ),
