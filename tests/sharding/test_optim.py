@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sharding import FactorizedConv, FactorizedLinear, UserError, clip_and_decay
 from sharding.rounds import optim
@@ -276,3 +277,26 @@ def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
     optimizer.step()
     assert torch.equal(model[0].u, before)
     assert not torch.equal(model.phase, phase)
+
+
+class Counter(TorchDispatchMode):
+    """Count the operations that are no views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_operations_of_the_hook_do_not_grow_with_layers_of_one_shape():
+    counts = []
+    for number in (2, 8):
+        model = nn.Sequential(*(FactorizedLinear.from_dense(nn.Linear(4, 4, bias=False), 2) for _ in range(number)))
+        optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+        optimizer.register_step_pre_hook(clip_and_decay(model, decay=0.01))
+        model(torch.ones(1, 4)).sum().backward()
+        with Counter() as counter:
+            optimizer.step()
+        counts.append(counter.count)
+    assert counts[0] == counts[1] < 30
