@@ -153,7 +153,10 @@ class StepHook:
             return self._clip is not None
         multipliers = [layer.multipliers for layer in self._layers]
         if (read := [(id(each), each._version) for each in multipliers]) != self._read:
-            self._read, self._clips = read, any(float(each.max()) > self._clip for each in multipliers)
+            together = [
+                torch.cat([each for each in multipliers if each.device == at]) for at in {m.device for m in multipliers}
+            ]
+            self._read, self._clips = read, any(bool(each.max() > self._clip) for each in together)
         return self._clips
 
 

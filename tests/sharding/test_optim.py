@@ -299,4 +299,4 @@ def test_operations_of_the_hook_do_not_grow_with_layers_of_one_shape():
         with Counter() as counter:
             optimizer.step()
         counts.append(counter.count)
-    assert counts[0] == counts[1] < 30
+    assert counts[0] == counts[1] <= 31
