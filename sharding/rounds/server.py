@@ -28,7 +28,7 @@ from torch.optim.swa_utils import AveragedModel
 from sharding.errors import UserError, join_first
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
-from sharding.modules.wrappers import distribute_like, is_distributed, named_parameters, named_state
+from sharding.modules.wrappers import distribute_like, is_distributed, named_modules, named_parameters, named_state
 from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.aggregation.guards import Guard, GuardedAverage
 from sharding.rounds.failures import Failure, one_line
@@ -63,14 +63,14 @@ class Server:
 
     Args:
         model: dense or factorized; trained in place.
-        planner: draws the terms of each client.
+        planner: draws the terms of each client. Which layers are sharded is decided here, once.
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
         guards: against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
 
     Raises:
         UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
-            or the average is of another model.
+            the average is of another model; or as `ShardPlanner.checked_layers`.
     """
 
     def __init__(
@@ -95,11 +95,12 @@ class Server:
         self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
         if averaged is not None and _shapes(averaged) != _shapes(model):
             raise UserError("the average is of another model; make it with iterate_average(model)")
+        self._layers = planner.checked_layers(model)
 
     @property
     def residual(self) -> Residual:
         """What each client needs once, besides its shards; without tensors where nothing is frozen."""
-        return self.planner.residual(self.model)
+        return Residual.of(self.model, self._layers)
 
     @property
     def result(self) -> nn.Module:
@@ -134,8 +135,15 @@ class Server:
         return self.step(average)
 
     def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
-        """Draw the terms of each of these clients."""
-        return self.planner.plan(self.model, keep_ratios, round)
+        """Draw the terms of each of these clients, from the layers that were sharded when the server was made.
+
+        Raises:
+            UserError: such a layer has been replaced; or as `ShardPlanner.plan`.
+        """
+        modules = dict(named_modules(self.model))
+        if replaced := [name for name, layer in self._layers.items() if modules.get(name) is not layer]:
+            raise UserError(f"{join_first(replaced)} was replaced since the server was made; make a new server")
+        return self.planner.plan(self.model, keep_ratios, round, self._layers)
 
     def average(
         self, plan: Plan, num_samples: Mapping[Client, float] | None = None, total: float | None = None

@@ -81,7 +81,8 @@ def aggregate(
 ) -> Outcome:
     """Average updates into a model; those of a mapping in the order of the plan."""
     weights = list(model.parameters())
-    server = Server(model, ShardPlanner(), SGD(weights, lr=server_lr) if weights else None, guards=guards)
+    planner = ShardPlanner("full" if plan.spectra else "dense")
+    server = Server(model, planner, SGD(weights, lr=server_lr) if weights else None, guards=guards)
     average = server.average(plan, num_samples, total)
     if isinstance(updates, Mapping):
         order = [*plan, *(client for client in updates if client not in plan)]

@@ -464,3 +464,12 @@ def test_max_share_keeps_only_the_heaviest_updates():
         average.add(client, unchanged(shard))
         assert len(average._kept) <= 2
     assert [*average._kept] == ["c7", "c8"]
+
+
+def test_max_share_of_equal_weights_keeps_the_last_to_arrive():
+    weights = dict.fromkeys("abcd", 1.0)
+    plan = make_plan(nn.Linear(2, 2).double(), weights, "dense")
+    average = Server(nn.Linear(2, 2), ShardPlanner("dense"), guards=[MaxShare(0.5)]).average(plan, weights)
+    for client in "cabd":
+        average.add(client, unchanged(plan.shard(client)))
+    assert [*average._kept] == ["b", "d"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from sharding import MaxShare, NormBound, Server, ShardPlanner, UserError, iterate_average, train_shard
+from sharding import MaxShare, NormBound, Server, ShardPlanner, UserError, factorize, iterate_average, train_shard
 from tests.sharding.models import aggregate
 
 RATIOS = {"phone": 0.25, "laptop": 0.5}
@@ -50,6 +50,37 @@ def test_server_round_without_num_samples_weighs_clients_equally():
     given.round(1, RATIOS, train, SAMPLES)
     alike.round(1, RATIOS, train)
     assert not torch.equal(alike.model[4].weight, given.model[4].weight)
+
+
+def test_server_chooses_and_checks_its_layers_once(monkeypatch):
+    server, chosen = Server(make_model(), ShardPlanner("top_n")), []
+    monkeypatch.setattr(ShardPlanner, "checked_layers", lambda planner, model: chosen.append(model))
+    for t in range(2):
+        server.round(t, RATIOS, train)
+    assert chosen == []
+
+
+def test_server_plan_of_a_replaced_layer_raises():
+    server = Server(make_model(), ShardPlanner("top_n"))
+    server.model[2] = nn.Linear(8, 8)
+    with pytest.raises(UserError, match="2 was replaced since the server was made; make a new server"):
+        server.plan(RATIOS, 0)
+
+
+@pytest.mark.parametrize("start", [make_model, lambda: factorize(make_model(), 0.5)], ids=["dense", "factorized"])
+def test_server_plan_of_a_weight_that_became_nan_raises(start):
+    server = Server(start(), ShardPlanner("top_n"))
+    with torch.no_grad():
+        next(server.model[2].parameters())[1] = nan
+    with pytest.raises(UserError, match="layer 2: its weight has NaN or Inf"):
+        server.plan(RATIOS, 0)
+
+
+def test_server_without_sharded_layers_warns_once():
+    with pytest.warns(UserWarning, match="no layer of this Linear is sharded") as caught:
+        server = Server(nn.Linear(3, 2), ShardPlanner("top_n"))
+    assert caught[0].filename == __file__
+    server.plan(RATIOS, 0)
 
 
 @pytest.mark.parametrize("samples", [{}, {"Phone": 3.0, "laptop": 1.0}], ids=str)
