@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, UserError, client_model
+from sharding import NormBound, ShardPlanner, UserError, client_model
 from tests.sharding.models import aggregate, unchanged
 
 
@@ -40,7 +40,7 @@ def test_norm_bound_with_unchanged_updates_ignores_their_norms():
     plan = plan_for(model, 4)
     updates = {client: unchanged(shard) for client, shard in plan.shards()}
     updates |= {2: shifted(plan.shard(2), 1.0), 3: shifted(plan.shard(3), 50.0)}
-    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), norm_bound=10)
+    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), guards=[NormBound(10)])
     assert outcome.accepted == [0, 1, 2]
     assert "norm" in outcome.rejected[3].message
 
@@ -79,6 +79,6 @@ def test_average_of_float8_buffers_moves_them(compression, total, moved):
         client: shard.returned(shard.trained() | {"scale": shard.dense["scale"].float() + 2})
         for client, shard in plan.shards()
     }
-    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), total, norm_bound=2)
+    outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), total, guards=[NormBound(2)])
     assert outcome.accepted == [0, 1]
     assert model.scale.float().tolist() == [1.0 + moved, 2.0 + moved]
