@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
+from sharding.factorization.support import TO_SEND, check_supported
 from sharding.layers import FactorizedLayer, clear_padding, factorized_type
 from sharding.layers.decomposition import check_layers, decompose_layers, form_of, group_layers
 from sharding.layers.tail import stacked_terms
@@ -27,7 +28,7 @@ from sharding.matrices.spectrum import Spectrum, map_threads
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
-from sharding.modules.state import check_shapes, dense_state, frozen_names
+from sharding.modules.state import dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP
@@ -116,6 +117,7 @@ class ShardPlanner:
         """
         keep_ratios = _checked_ratios(keep_ratios)
         model = unwrap(model)
+        check_supported(model, TO_SEND)
         if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
             raise UserError(f"{empty} is on the meta device; pass a model with values")
         layers = self.sharded_layers(model)
@@ -164,6 +166,7 @@ class ShardPlanner:
             UserError: as `plan`, except that no value is read.
         """
         keep_ratio = _checked_ratios({0: keep_ratio})[0]
+        check_supported(model, TO_SEND)
         model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
         dense, _ = dense_state(model, layers)
@@ -189,7 +192,6 @@ class ShardPlanner:
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
-        check_shapes(model)
         factorized = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
         if self.strategy.allocate is None:
             if factorized:

@@ -25,6 +25,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sharding.errors import UserError, join_first
+from sharding.factorization.support import TO_SEND, check_supported
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
 from sharding.modules.wrappers import distribute_like, is_distributed, named_parameters, named_state
@@ -82,6 +83,7 @@ class Server:
         trim: float = 0.0,
         max_share: float = 1.0,
     ) -> None:
+        check_supported(model, TO_SEND)
         self.model, self.planner, self.averaged = model, planner, averaged
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
