@@ -13,7 +13,7 @@ from models import build_model, load_pretrained
 from sharding import MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
-from sharding.modules.state import check_shapes
+from sharding.factorization.support import TO_SEND, check_supported
 from sharding.rng import generator, seed_of
 from sharding.rounds.failures import one_line
 from sharding.rounds.plan import Client
@@ -157,7 +157,7 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
         UserError: the model cannot read the samples, does not return logits of their classes, has nothing to train, or
             has state that no checkpoint holds.
     """
-    check_shapes(model)
+    check_supported(model, TO_SEND)
     if unsaveable := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
         raise UserError(f"{join_first(unsaveable)} of the model {name} cannot be saved; make it a buffer")
     if not any(parameter.requires_grad for parameter in model.parameters()):

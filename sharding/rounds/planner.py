@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
+from sharding.factorization.support import TO_SEND, check_supported
 from sharding.layers import FactorizedLayer, factorized_type
 from sharding.layers.decomposition import check_layers, decompose_layers, form_of
 from sharding.layers.tail import stacked_terms
@@ -26,7 +27,7 @@ from sharding.matrices.quantization import Format, check_format, quantize_terms
 from sharding.matrices.spectrum import Decomposition, Spectrum
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.state import check_shapes, dense_state, frozen_names
+from sharding.modules.state import dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP
@@ -166,6 +167,7 @@ class ShardPlanner:
             UserError: as `plan`, except that no parameter's value is read.
         """
         keep_ratio = _checked_ratios({0: keep_ratio})[0]
+        check_supported(model, TO_SEND)
         model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
         common = self._common(model, layers)
@@ -188,7 +190,6 @@ class ShardPlanner:
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
-        check_shapes(model)
         factorized = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
         if self.strategy.allocate is None:
             if factorized:
@@ -209,6 +210,7 @@ class ShardPlanner:
                 weight on the meta device, a sharded weight that is not finite, factorized layers with multipliers other
                 than 1, or factorized layers with the strategy ``dense``.
         """
+        check_supported(model, TO_SEND)
         if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
             raise UserError(f"{empty} is on the meta device; pass a model with values")
         layers = self.sharded_layers(model)

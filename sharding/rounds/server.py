@@ -16,7 +16,6 @@ work, and it also moves the terms that a round does not draw. Some optimizers by
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from sharding.modules.wrappers import distribute_like, is_distributed, named_mod
 from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.aggregation.guards import Guard, GuardedAverage
 from sharding.rounds.failures import Failure, one_line
+from sharding.rounds.optim import check_optimizer
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.planner import ShardPlanner
 from sharding.rounds.residual import Residual
@@ -82,12 +82,12 @@ class Server:
         guards: Sequence[Guard] = (),
     ) -> None:
         self.model, self.planner, self.averaged, self.guards = model, planner, averaged, guards
+        self._layers = planner.checked_layers(model)
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
             optimizer = SGD(parameters.values(), lr=1.0)
-        closure = None if optimizer is None else signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is Parameter.empty:
-            raise UserError(f"{type(optimizer).__name__} needs a closure, and the server has none; use SGD or Adam")
+        if optimizer is not None:
+            check_optimizer(optimizer)
         self.optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(parameter) not in self._names for parameter in self._optimized()):
@@ -95,7 +95,6 @@ class Server:
         self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
         if averaged is not None and _shapes(averaged) != _shapes(model):
             raise UserError("the average is of another model; make it with iterate_average(model)")
-        self._layers = planner.checked_layers(model)
 
     @property
     def residual(self) -> Residual:

@@ -275,19 +275,6 @@ def test_embedding_padding_row_stays_zero_at_the_server(strategy):
     assert server[0].weight[0].eq(0).all()
 
 
-@pytest.mark.filterwarnings("ignore:only .* are factorized")
-def test_embeddings_with_unsupported_options_stay_dense():
-    nonzero = nn.Embedding(30, 8, padding_idx=1)
-    nn.init.ones_(nonzero.weight)
-    for layer, reason in (
-        (nn.Embedding(30, 8, scale_grad_by_freq=True), "an embedding with scale_grad_by_freq"),
-        (nonzero, "an embedding whose padding row is not zero"),
-    ):
-        model = nn.Sequential(layer, nn.Linear(8, 8))
-        assert factorize(model, 0.25, skip=(), also="0").factorize_report.dense == {"0": reason}
-        assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25}).spectra) == {"1"}
-
-
 def test_multipliers_are_buffers_in_the_state_dict():
     layer = FactorizedLinear.from_dense(nn.Linear(4, 3), 2)
     assert set(layer.state_dict()) == {"u", "v", "bias", "multipliers"}
