@@ -208,7 +208,7 @@ def _results(rounds: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 0.0) -> pd.DataFrame:
+def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds") -> pd.DataFrame:
     """Return the mean of several runs' curves at the rounds that all of them have.
 
     Args:
@@ -216,7 +216,6 @@ def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 
             without a point are left out.
         y: a metric.
         x: a cost so far.
-        smooth: the weight w of the past in an exponentially weighted moving average of y, ∑ wⁱ y₍ₜ₋ᵢ₎ / ∑ wⁱ.
 
     Returns:
         `x`, `mean`, `deviation` over runs (0 of a single run), and the number of `runs`, by `rounds`.
@@ -226,8 +225,6 @@ def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 
         return pd.DataFrame(columns=columns, dtype=float)
     points = pd.DataFrame({"run": rounds.run, "rounds": rounds.rounds, "x": rounds[x], "y": rounds[y]})
     points = points[np.isfinite(points.y)]
-    if smooth:
-        points["y"] = points.groupby("run").y.transform(lambda values: values.ewm(alpha=1 - smooth).mean())
     by_round = points.groupby("rounds")
     curve = by_round.agg(x=("x", "mean"), mean=("y", "mean"), deviation=("y", "std"), runs=("run", "nunique"))
     return curve[curve.runs == points.run.nunique()].fillna({"deviation": 0.0})
