@@ -15,11 +15,14 @@ class History:
     Args:
         config: sets the targets.
         rounds: metrics of the rounds that an earlier process finished.
+
+    Attributes:
+        improved: whether the last round has a better test accuracy than all before.
     """
 
     def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = ()) -> None:
         self._target_accuracy, self._target_loss = config.target_accuracy, config.target_loss
-        self._bytes, self._best = 0, -1.0
+        self._bytes, self._best, self.improved = 0, -1.0, False
         self._reached: dict[str, str] = {}
         for metrics in rounds:
             self.complete(metrics)
@@ -28,7 +31,9 @@ class History:
         """Set `bytes_total` and `best_accuracy`, and `stopped` where the run ends with this round."""
         self._bytes += metrics.bytes_down + metrics.bytes_up
         metrics.bytes_total = self._bytes
+        self.improved = False
         if (accuracy := metrics.test_accuracy) is not None:
+            self.improved = accuracy > self._best
             self._best = max(self._best, accuracy)
             metrics.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
         metrics.best_accuracy = self._best if self._best >= 0 else None

@@ -520,7 +520,7 @@ def test_frames_have_a_row_per_round_and_per_run(runs):
     assert all_runs.results.best_accuracy.equals(all_runs.rounds.groupby("run").test_accuracy.max())
     assert all_runs.results.num_rounds.tolist() == [2, 2, 2]
     assert all_runs.results.is_finished.all()
-    none = all_runs.select([])
+    none = all_runs.subset([])
     assert isinstance(none, Runs)
     assert none.rounds.empty
 

@@ -19,7 +19,7 @@ from train.config.schema import flatten
 from train.config.yaml_text import read_yaml
 from train.rundir.directory import check_regular
 from train.rundir.file_names import CONFIG_FILE, METRICS_FILE
-from train.rundir.status import has_diverged, has_ended
+from train.rundir.status import has_diverged, has_ended, is_lost
 from train.utils.jsonl import rounds_among, split
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class Runs:
     @property
     def begun(self) -> "Runs":
         """The runs with a finished round."""
-        return self.select(self.results.index[self.results.num_rounds > 0])
+        return self.subset(self.results.index[self.results.num_rounds > 0])
 
-    def select(self, directories: Iterable[str]) -> "Runs":
+    def subset(self, directories: Iterable[str]) -> "Runs":
         """Return these runs only, in this order."""
         index = list(directories)
         return Runs(self.settings.loc[index], self.rounds[self.rounds.run.isin(index)], self.results.loc[index])
@@ -76,7 +76,7 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
         except UserError as error:
             errors.append(str(error))
             continue
-        run, diverged = str(directory), has_diverged(rounds, flat["rounds"])
+        run, diverged = str(directory), has_diverged([*map(is_lost, rounds)], flat["rounds"])
         stopped = rounds[-1].get("stopped") if rounds else None
         settings[run], lines[run] = flat, rounds
         status[run] = {

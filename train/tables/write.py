@@ -89,7 +89,7 @@ class Report:
         styles = {strategy: style_of(strategy) for strategy in self.table.strategies}
         handles: dict[str, Artist] = {}
         for row, setting in zip(picture.subplots(len(settings), len(panels), squeeze=False), settings, strict=True):
-            rounds = {name: self.runs.select(self.of_cell(setting, name).run).rounds for name in styles}
+            rounds = {name: self.runs.subset(self.of_cell(setting, name).run).rounds for name in styles}
             for axes, (x, y) in zip(row, panels, strict=True):
                 curves = {name: mean_curve(each, y, x) for name, each in rounds.items()}
                 draw_curves(axes, curves, styles, x, y)
