@@ -1,7 +1,6 @@
 """The study of fine-tuning: every method can be configured, runs once, and the table comes from the curves."""
 
 import json
-import sys
 from importlib import import_module
 
 import pytest
@@ -25,11 +24,8 @@ TINY = {
 
 @pytest.fixture
 def registered(registries_as_before):
-    """The parts of `studies.sentences` are registered during a test; whoever needs them later imports them anew."""
-    sys.modules.pop("studies.sentences", None)
+    """The parts of `studies.sentences` are registered during a test."""
     import_module("studies.sentences")
-    yield
-    del sys.modules["studies.sentences"]
 
 
 def experiment(**methods):
