@@ -24,7 +24,7 @@ from train.tables.layout import (
     Table,
     published_of,
 )
-from train.tables.write import Report
+from train.tables.write import TableReport
 from train.utils.files import UNFINISHED
 
 
@@ -46,7 +46,7 @@ def small_tables(monkeypatch):
 
 def text_of(name, cells, into):
     """Write the report about these cells, and return its text."""
-    Report(name, TABLES[name], cells, "small", "python", into).write()
+    TableReport(name, TABLES[name], cells, "small", "python", into).write()
     return (into / f"{name if name.startswith('figure') else f'table{name}'}.md").read_text()
 
 
@@ -153,7 +153,7 @@ def test_table_has_finished_runs_and_dashes(small_tables, tmp_path):
     pretend(of["quickstart/r0.2/top_n-1"], [0.1, 0.6])
     pretend(of["quickstart/r0.4/top_n-0"], [0.7])  # one of its two rounds
     pretend(of["quickstart/whole/dense-0"], [0.1, 0.9])
-    paths = Report("1", table, cells, "small", "python -m train table 1", tmp_path).write()
+    paths = TableReport("1", table, cells, "small", "python -m train table 1", tmp_path).write()
     text = (tmp_path / "table1.md").read_text()
     assert f"| top_n | 55.0 ± {10 / sqrt(2):.1f} (2 lost) | 67.44 ± 2.34 | – | – |" in text
     assert "| dense | 90.0 (1 lost) | 87.46 ± 0.31 | 90.0 (1 lost) | 87.46 ± 0.31 |" in text
@@ -250,7 +250,7 @@ def test_figure_has_the_bound_beside_its_curves(begun, drawn, tmp_path):
     cells = cells_of(table, "small", tmp_path, [0])
     for cell in {cell.name: cell for cell in cells if cell.name.removeprefix("cifar10_resnet18/") in begun}.values():
         pretend(cell, [0.1, 0.5])
-    report = Report("1", table, cells, "small", "python", tmp_path)
+    report = TableReport("1", table, cells, "small", "python", tmp_path)
     figure = report.draw(report.drawn())
     titles = [title for axes in figure.axes if (title := axes.get_title(loc="left"))]
     assert titles == [f"CIFAR-10 / ResNet\nr = {ratio}" for ratio in drawn]

@@ -35,7 +35,7 @@ from train.rundir.records import wandb_state
 from train.sweep import FailedRun, grid_configs, sweep
 from train.tables.cells import cells_of, choose
 from train.tables.layout import TABLES
-from train.tables.write import Report
+from train.tables.write import TableReport
 from train.utils.errors import RunError
 from train.utils.signals import Stopped
 from train.utils.stages import stage_listener
@@ -134,7 +134,7 @@ def _table(args: argparse.Namespace, console: Console) -> None:
         check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
     chosen = {cell.name: cell.config for cell in choose(cells, args.only)}
     failures = sweep_missing(chosen, args.jobs, console)
-    paths = Report(args.number, table, cells, args.scale, args.line, into).write()
+    paths = TableReport(args.number, table, cells, args.scale, args.line, into).write()
     _show_paths(paths, console)
     _raise_failures(failures, len(chosen))
 

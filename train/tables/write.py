@@ -21,7 +21,7 @@ from train.utils.files import write_atomically
 
 
 @dataclass(frozen=True)
-class Report:
+class TableReport:
     """The content and the place of a table or figure.
 
     Attributes:
