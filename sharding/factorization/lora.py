@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first
-from sharding.factorization.peft_check import Batch, check_layers, check_outputs
+from sharding.factorization.peft_check import Batch, check_loaded, check_outputs
 from sharding.factorization.shardable import Patterns, aliases, matching
 from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
@@ -137,7 +137,7 @@ def export_lora(
         save_file(tensors, f"{draft}/{WEIGHTS}")
         Path(draft, CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
         if not distributed:
-            check_layers(start, Path(draft), layers)
+            check_loaded(start, Path(draft), layers)
             if batch is not None:
                 check_outputs(model, start, Path(draft), batch)
         folder.mkdir(exist_ok=True)

@@ -187,7 +187,7 @@ def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tupl
         f"{len(group)} {group[0].kind}",
         _range([layer.rank for layer in group]),
         _range([layer.num_terms for layer in group]),
-        _change([layer.parameters for layer in group]),
+        " -> ".join(_with_unit(sum(layer.parameters[side] for layer in group)) for side in (0, 1)),
         "–".join(dict.fromkeys(f"{energy:.0%}" for energy in (min(energies), max(energies)))),
     )
 
@@ -195,10 +195,6 @@ def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tupl
 def _range(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}–{high}"
-
-
-def _change(pairs: list[tuple[int, int]]) -> str:
-    return " -> ".join(_with_unit(sum(pair[side] for pair in pairs)) for side in (0, 1))
 
 
 def _with_unit(number: int) -> str:

@@ -8,6 +8,7 @@ from torch.optim import SGD
 
 from sharding import Plan, Server, Shard, ShardPlanner, Update, init_empty
 from sharding.matrices.spectrum import Spectrum, decompose
+from sharding.modules.wrappers import named_modules
 from sharding.rounds.aggregation.aggregate import Outcome
 from sharding.rounds.aggregation.guards import Guard
 from sharding.rounds.shard import Terms
@@ -81,7 +82,9 @@ def aggregate(
 ) -> Outcome:
     """Average updates into a model; those of a mapping in the order of the plan."""
     weights = list(model.parameters())
-    planner = ShardPlanner("full" if plan.spectra else "dense")
+    sharded = [part for name, part in named_modules(model) if name in plan.spectra]  # whatever its planner's patterns
+    skip = [lambda name, layer: layer not in sharded]
+    planner = ShardPlanner("full" if plan.spectra else "dense", skip=skip, also="*")
     server = Server(model, planner, SGD(weights, lr=server_lr) if weights else None, guards=guards)
     average = server.average(plan, num_samples, total)
     if isinstance(updates, Mapping):

@@ -237,9 +237,6 @@ def test_embeddings_are_factorized_only_with_also():
     assert [isinstance(part, FactorizedLayer) for part in small] == [True, True, True, False]
     assert small(torch.tensor([1, 2])).shape == (2, 8)
     assert repr(merge(small)) == repr(model)
-    renormalizing = nn.Sequential(nn.Embedding(30, 8, max_norm=1.0), nn.Linear(8, 8))
-    with pytest.warns(UserWarning, match="an embedding with sparse gradients or max_norm"):
-        factorize(renormalizing, 0.25, skip=(), also="0")
 
 
 def embedding_with_padding(words=10, width=16):
