@@ -61,18 +61,6 @@ def test_engines_benchmark_runs_a_round(engine, monkeypatch):
     experiment.close()
 
 
-def test_operations_benchmark_counts_what_computes(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    operations = importlib.import_module("operations")
-    with operations.OperationCounter() as counter:
-        (torch.ones(2, 3).T @ torch.empty(2, 4)).view(-1).detach().relu_()
-    assert +counter.counts == {"aten.ones": 1, "aten.mm": 1, "aten.relu_": 1}
-    local = operations.LocalConfig(optimizer=operations.SGD)
-    counts = operations.count("gpt_tiny", "collective", local, width=16, depth=1, heads=2)
-    assert counts["aten._fused_sgd_"] == 1
-    assert counts.total() > operations.count("gpt_tiny", "dense", local, width=16, depth=1, heads=2).total()
-
-
 @pytest.mark.slow
 def test_benchmark_of_simulators_runs_a_round_on_ours(tmp_path):
     for name, size in (("images", 1000 * 50 * 3 * 32 * 32), ("classes", 1000 * 50 * 8)):

@@ -161,7 +161,7 @@ class SpectralSharding(Strategy):
         """
         if self._plan is None:
             return None, None
-        average, records = self.server.average(self._plan, None), dict[Client, RecordDict]()
+        average, records = self.server.average_as_reported(self._plan), dict[Client, RecordDict]()
         for client, content in self._contents(replies):
             try:
                 if isinstance(content, Failure):
@@ -175,13 +175,13 @@ class SpectralSharding(Strategy):
             except UserError as error:
                 average.add(client, Failure.of(error))
             del content  # with its arrays
-        aggregation = self.server.step(average)
-        self._report(server_round, aggregation.rejected)
-        counts = len(aggregation.accepted), len(aggregation.rejected)
+        outcome = self.server.step(average)
+        self._report(server_round, outcome.rejected)
+        counts = len(outcome.accepted), len(outcome.rejected)
         log.info("aggregate_train: averaged %d updates, left out %d", *counts)
-        if not aggregation.accepted:
+        if not outcome.accepted:
             return None, None
-        accepted = [records[client] for client in aggregation.accepted]
+        accepted = [records[client] for client in outcome.accepted]
         return self._arrays(), self.train_metrics_aggr_fn(accepted, self.weighted_by_key)
 
     def configure_evaluate(

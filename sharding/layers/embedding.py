@@ -33,7 +33,8 @@ class FactorizedEmbedding(FactorizedLayer):
         return vectors
 
     def _clear(self, layer: nn.Module) -> None:
-        clear_padding(layer, self.u)
+        if (row := padding_row(layer)) is not None:
+            self.u[row] = 0  # a term of magnitude zero can have any u'
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
@@ -46,9 +47,3 @@ def padding_row(layer: nn.Module) -> int | None:
         return None
     row = full_tensor(layer.weight.detach())[layer.padding_idx]
     return layer.padding_idx if row.is_meta or not bool(row.any()) else None
-
-
-def clear_padding(layer: nn.Module, u: Tensor) -> None:
-    """Set u' to zero in the weight's padding row, in place: a term of magnitude zero can have any u'."""
-    if (row := padding_row(layer)) is not None:
-        u[row] = 0

@@ -8,28 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.modules.state import check_shapes
-from sharding.modules.wrappers import (
-    named_buffers,
-    named_parameters,
-    rebuild_wrappers,
-    refuse_distributed,
-    refuse_scripted,
-    unwrap,
-)
+from sharding.modules.wrappers import named_buffers, named_parameters, rebuild_wrappers, unwrap
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
     """Return a copy of a model in which some objects are replaced.
 
     Args:
-        model: it is not changed; FSDP2 must not hold it.
+        model: it is not changed; FSDP2 does not hold it.
         instead: the replacement of an object, by its `id`.
 
     Raises:
-        UserError: a module holds something that Python cannot copy, such as a lock, or FSDP2 holds the model.
+        UserError: a module holds something that Python cannot copy, such as a lock.
     """
-    refuse_distributed(model)
     # torch copies neither computed tensors (pruned, normalized) nor sparse ones.
     special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
     try:
@@ -44,13 +35,8 @@ def meta_copy(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     Args:
         model: plain, or in DDP, `DataParallel` or `torch.compile`; it is not changed, and its weights are not copied.
         shared: buffers that are not copied either.
-
-    Raises:
-        UserError: it has lazy modules that have not seen a batch, or is scripted.
     """
     model = unwrap(model)
-    check_shapes(model)
-    refuse_scripted(model)
     instead: dict[int, object] = {id(parameter): meta_parameter(parameter) for parameter in model.parameters()}
     return copied(model, instead | {id(buffer): buffer for buffer in shared})
 

@@ -19,6 +19,7 @@ from torch.optim import SGD, Optimizer
 
 from sharding.errors import UserError, safe_repr
 from sharding.factorization import factorize_empty
+from sharding.factorization.support import TO_BUILD, check_supported
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.matrices.quantization import empty_quantized, format_of
@@ -127,6 +128,7 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
         UserError: the shard is of another model (the message lists all names and shapes that differ), its residual is
             missing or another one, or a buffer that is not in the shard has no value.
     """
+    check_supported(model, TO_BUILD)
     _check_residual(shard, residual)
     small = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
     filled = _attach(small, shard, residual)

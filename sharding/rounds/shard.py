@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
+from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedLayer
 from sharding.modules.finite import computable, difference
 from sharding.modules.state import as_real, batch_counters, is_transmitted
@@ -178,6 +179,7 @@ class Shard:
         Raises:
             UserError: as `load_into`.
         """
+        check_supported(model, TO_READ)
         state = {name: part for name, part in named_state(model).items() if is_transmitted(name, part)}
         problems = list(self._misfits(model, state))
         if problems:

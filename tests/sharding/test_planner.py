@@ -22,8 +22,8 @@ from sharding import (
     init_empty,
 )
 from sharding.factorization import num_terms
+from sharding.layers import decomposition
 from sharding.rng import generator
-from sharding.rounds import planner
 from sharding.terms.designs import fit
 from tests.sharding.models import make_net, make_plan, spectra_of
 
@@ -241,7 +241,7 @@ def test_plan_of_a_model_on_meta_raises():
 def test_plan_starts_threads_by_the_devices_of_its_layers(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        planner, "map_threads", lambda function, items, devices: seen.append(devices) or map(function, items)
+        decomposition, "map_threads", lambda function, items, devices: seen.append(devices) or map(function, items)
     )
     make_plan(make_net(), {0: 0.5})
     assert seen == [{torch.device("cpu")}]

@@ -4,9 +4,13 @@ Python runs once, when the step is recorded, and nothing may read a value then. 
 memory change from client to client gives wrong results here, as it would on a GPU.
 """
 
+from unittest.mock import patch
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from sharding.rounds.optim import StepHook
 
 READING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
@@ -20,9 +24,12 @@ class Recorder:
         assert stream is None
 
     def __call__(self, step, draws):
-        with draws.copy().current(), _Recording() as recording:
-            step()
-        recording.undo()
+        recording = _Recording()
+        try:
+            with draws.copy().current(), as_if_captured(), recording:
+                step()
+        finally:
+            recording.undo()
 
         def replay():
             Recorder.replays += 1
@@ -62,6 +69,11 @@ class _Recording(TorchDispatchMode):
             for old, new in zip(tensors_in(result), tensors_in(again), strict=True):
                 if place(old) != place(new):  # neither a view nor in place
                     old.copy_(new)
+
+
+def as_if_captured():
+    """Let the hook that clips know that it cannot compare multipliers, as while a GPU captures."""
+    return patch.object(StepHook, "_is_clipping", lambda self: self._clip is not None)
 
 
 def tensors_in(values):
