@@ -21,7 +21,6 @@ from sharding.errors import UserError, safe_repr
 from sharding.factorization import factorize_empty
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
-from sharding.matrices.quantization import empty_quantized, format_of
 from sharding.modules.copies import fill, meta_copy, meta_parameter
 from sharding.modules.state import as_real, batch_counters
 from sharding.modules.wrappers import key, named_modules, named_state
@@ -222,9 +221,7 @@ def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> dict[i
         if not isinstance(module, FactorizedLayer):
             continue  # a misfit, reported with the others
         if stored is not None:
-            empty = empty_quantized(len(module.u), module.columns, format_of(stored), torch.device("meta"))
-            plain = stored.dim() == 2 and stored.is_floating_point()  # in any type: casting the model casts it too
-            if not module.adds_residual or stored.shape != empty.shape or not (plain or stored.dtype == empty.dtype):
+            if not module.can_add(stored, by_terms=False):
                 raise UserError(
                     f"the residual of {layer}, {stored.dtype} of shape {list(stored.shape)}, does not fit this {module}"
                 )

@@ -233,7 +233,7 @@ class Shard:
                 yield f"{layer} is {'not there' if module is None else f'a {type(module).__name__}, not factorized'}"
             elif module.num_terms != n:
                 yield f"{layer} has {module.num_terms} terms, not {n}"
-            elif not module.fits_tail(self.tail.get(layer)):
+            elif layer in self.tail and not module.can_add(self.tail[layer], by_terms=True):
                 yield f"the tail of {layer} does not fit this {type(module).__name__}"
             else:
                 continue
