@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
+from sharding.modules.copies import load
 from sharding.modules.finite import computable, difference
 from sharding.modules.state import as_real, batch_counters, is_transmitted
-from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
+from sharding.modules.wrappers import full_tensor, key, named_modules, named_state
 from sharding.rounds import codec
 from sharding.rounds.codec import CLIP
 from sharding.rounds.residual import digest_of, residual_layers
@@ -188,27 +189,30 @@ class Shard:
         return state
 
     @torch.no_grad()
-    def load_into(self, model: nn.Module) -> None:
+    def load_into(self, model: nn.Module, copy: bool = True) -> None:
         """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
         What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none. Batch
-        norms count from zero again.
+        norms count from zero again. Parameters and buffers on the `meta` device get memory, on the shard's device.
+
+        Args:
+            model: of the shard's names, shapes and numbers of terms.
+            copy: False lets entries on the `meta` device be the shard's own tensors, as for `client_model`.
 
         Raises:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
         """
-        state, modules = self.matching_state(model), dict(named_modules(model, remove_duplicate=False))
+        state, values = self.matching_state(model), self.state()
+        for name in filter(self.is_frozen, values):
+            state[name].requires_grad_(False)
+        pairs = [(state[name], value) for name, value in values.items()]
+        pairs += [(counter, torch.zeros_like(counter, device="cpu")) for counter in batch_counters(model)]
+        load(model, pairs, copy or self.compression != EXACT)  # an update is the change from what was sent
+        modules = dict(named_modules(model, remove_duplicate=False))
         for layer in self.terms:
             module, stored = modules[layer], self.tail.get(layer)
             assert isinstance(module, FactorizedLayer)
             module.tail = None if stored is None else stored.to(module.multipliers.device)
-        for name, tensor in self.state().items():
-            target = as_real(state[name])
-            target.copy_(distribute_like(tensor.to(target.device, target.dtype), target))
-            if self.is_frozen(name):
-                state[name].requires_grad_(False)
-        for counter in batch_counters(model):
-            counter.zero_()
 
     @torch.no_grad()
     def read_from(self, model: nn.Module) -> "Update":
