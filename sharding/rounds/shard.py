@@ -7,7 +7,7 @@ rounded, and clients return changes.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,7 +87,7 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        return codec.size_of(self)
+        return codec.size_of(_message(self))
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
@@ -96,7 +96,7 @@ class Shard:
         Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards are rounded already.
         """
-        return serialize.to_bytes(*codec.encode(self))
+        return serialize.to_bytes(*codec.encode(_message(self)))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -111,7 +111,7 @@ class Shard:
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
-        serialize.to_file(*codec.encode(self), path)
+        serialize.to_file(*codec.encode(_message(self)), path)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -286,11 +286,11 @@ class Update:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        return codec.size_of(self)
+        return codec.size_of(_message(self))
 
     def to_bytes(self) -> bytes:
         """Return the wire form, as `Shard.to_bytes`."""
-        return serialize.to_bytes(*codec.encode(self))
+        return serialize.to_bytes(*codec.encode(_message(self)))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -299,11 +299,10 @@ class Update:
         Raises:
             UserError: the bytes are not an update; a shard with frozen tensors or a tail is none.
         """
-        fields = _fields(serialize.from_bytes(data, "client's update"), "client's update")
-        del fields["clip"]
-        if frozen := sorted(fields.pop("frozen") | fields.pop("tail").keys()):
+        message = _decoded(serialize.from_bytes(data, "client's update"), "client's update")
+        if frozen := sorted(message.frozen | message.tail.keys()):
             raise UserError(f"frozen tensors were returned: {', '.join(frozen[:3])[:200]}")
-        return cls(**fields)
+        return cls(**_fields(cls, message))
 
     def to(self, device: torch.device | str) -> "Update":
         """Return the same values on a device."""
@@ -316,24 +315,33 @@ class Update:
         return factors | dict(self.dense)
 
 
-def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
-    fields = _fields(file, "shard")
-    if fields.pop("changes"):
-        raise UserError("this is not a shard: its values are changes")
-    return fields
+def _message(sent: Shard | Update) -> codec.Message:
+    return codec.Message(**vars(sent) | {"terms": {layer: vars(terms) for layer, terms in sent.terms.items()}})
 
 
-def _fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> dict[str, Any]:
-    """Return the fields of a shard and of an update.
+def _decoded(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> codec.Message:
+    """Return what a file has.
 
     Raises:
-        UserError: the file has none; the message calls it `what`.
+        UserError: it is no message; the error calls it `what`.
     """
     try:
-        fields = codec.decode(*file)
+        return codec.decode(*file)
     except UserError as error:
         raise UserError(f"this is not a {what}: {error}") from error
-    return fields | {"terms": {layer: Terms(**parts) for layer, parts in fields["terms"].items()}}
+
+
+def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
+    message = _decoded(file, "shard")
+    if message.changes:
+        raise UserError("this is not a shard: its values are changes")
+    return _fields(Shard, message)
+
+
+def _fields(kind: type[Shard | Update], message: codec.Message) -> dict[str, Any]:
+    """Return the fields of a shard, or of an update, by name."""
+    named = {each.name: getattr(message, each.name) for each in fields(kind)}
+    return named | {"terms": {layer: Terms(**parts) for layer, parts in message.terms.items()}}
 
 
 def _now(slot: Tensor, sent: Tensor) -> Tensor:
