@@ -11,11 +11,11 @@ from time import monotonic, sleep
 from typing import Any
 
 import httpx
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNREADABLE, UNSENT
+from sharding.flower.messages import ARRAYS, LACKS, LATE, RESIDUAL, UNREADABLE, UNSENT
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -35,15 +35,15 @@ class StreamingGrid:
     """A grid that sends and receives one message at a time, and is another grid otherwise.
 
     There is one reply for each message, in the order of the messages; in place of a missing one, an error of the node.
-    A reply counts only from the node that the message was sent to. A node that lacks the residual is sent its message
-    again, once, and has until the same end to reply.
+    A reply counts only from the node that the message was sent to. A node that lacks what it keeps is sent its message
+    again with it, once, and has until the same end to reply.
 
     Args:
         grid: that sends and receives.
-        again: takes Flower's number of a node, and returns the arrays of its message with the residual.
+        again: takes Flower's number of a node, and returns the records of its message and those that it keeps.
     """
 
-    def __init__(self, grid: Grid, again: Callable[[int], Mapping[str, ArrayRecord]]) -> None:
+    def __init__(self, grid: Grid, again: Callable[[int], Mapping[str, Any]]) -> None:
         self._grid, self._again = grid, again
 
     def __getattr__(self, name: str) -> Any:
@@ -71,9 +71,9 @@ class StreamingGrid:
         for number, message in sent:
             node = message.metadata.dst_node_id
             reply = self._wait(number, node, end, seconds)
-            if isinstance(reply, Error) and LACKS_RESIDUAL in reply.reason:
-                log.info("node %d is sent the residual again", node)
-                number = self._push(_with_content(message, {**message.content, **self._again(node)}))  # noqa: PLW2901
+            if isinstance(reply, Error) and LACKS in reply.reason:
+                log.info("node %d is sent again what it keeps", node)
+                number = self._push(_with_content(message, {**self._again(node), **message.content}))  # noqa: PLW2901
                 reply = self._wait(number, node, end, seconds)
             # Errors of the SuperLink do not name the node.
             yield Message(reply, reply_to=message) if isinstance(reply, Error) else reply

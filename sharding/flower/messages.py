@@ -21,7 +21,7 @@ NODE = "node"  # what a node reports about itself
 SHARD = "shard"  # the name of the array
 STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
 NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
-LACKS_RESIDUAL = "this node lacks the residual of the model"  # in the error of a node that has to be sent it again
+LACKS = "this node lacks"  # in the error of a node that has to be sent again what it keeps
 # Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.
 LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}

@@ -49,7 +49,7 @@ class Nodes:
     """
 
     def __init__(self, keep_ratio: KeepRatio | None = None, question: RecordDict | None = None) -> None:
-        self._keep_ratio, self._question = keep_ratio, question or RecordDict()
+        self._keep_ratio, self.question = keep_ratio, question or RecordDict()
         self._known: dict[int, Node] = {}  # by Flower's number
         self._next: dict[int, float] = {}  # by Flower's number, when a node that is not known is asked again
         self._asked: dict[str, tuple[int, float]] = {}  # by message: the node, and until when a round waits for it
@@ -72,7 +72,7 @@ class Nodes:
             elif (now := monotonic()) >= self._next.get(id, now):
                 end = now if id in self._next else now + PATIENCE  # no round waits for a second answer
                 self._next[id] = now + LIFETIME
-                message = Message(self._question, dst_node_id=id, message_type=MessageType.QUERY, ttl=LIFETIME)
+                message = Message(self.question, dst_node_id=id, message_type=MessageType.QUERY, ttl=LIFETIME)
                 self._asked |= dict.fromkeys(grid.push_messages([message]), (id, end))
         for number, (id, _) in list(self._asked.items()):
             try:

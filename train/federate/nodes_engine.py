@@ -5,9 +5,9 @@ Messages go through `sharding.flower.exchange`, so the server's memory does not 
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from sharding import Plan
 from sharding.errors import UserError
@@ -19,7 +19,7 @@ from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.plan import Client
 from train.engines import Job, Replies, Reply
 from train.engines.two_stage import Reports, TwoStageEngine
-from train.federate.messages import CONFIG_TEXT, LR, ROUND, UPLOAD, config_text, norm_of, read_norm, read_reply
+from train.federate.messages import DIGEST, LR, ROUND, UPLOAD, norm_of, read_norm, read_reply
 from train.federate.roster import Roster
 
 Answer = TypeVar("Answer")
@@ -31,7 +31,6 @@ class NodesEngine(TwoStageEngine):
 
     def __init__(self, roster: Roster, job: Job) -> None:
         self._roster, self._job = roster, job
-        self._config = config_text(roster.config.model_copy(update={"local": job.local}))
         self._kept = KeptResiduals()
 
     def train(self, plan: Plan, round: int, lr: float) -> Replies:
@@ -68,7 +67,8 @@ class NodesEngine(TwoStageEngine):
         self, plan: Plan, round: int, lr: float, read: Callable[[RecordDict], Answer]
     ) -> Iterator[tuple[Client, Answer | Failure]]:
         def content(client: Client, node: Node) -> RecordDict:
-            shard, values = plan.shard(client), {ROUND: round, LR: self._job.lr(client, lr), CONFIG_TEXT: self._config}
+            digest = self._roster.question[CONFIG][DIGEST]
+            shard, values = plan.shard(client), {ROUND: round, LR: self._job.lr(client, lr), DIGEST: digest}
             residual = self._kept.records(node.id, self._job.residual)
             return RecordDict({ARRAYS: pack(shard), CONFIG: ConfigRecord(values), **residual})
 
@@ -92,9 +92,9 @@ class NodesEngine(TwoStageEngine):
             for client, node in nodes.items()
         )
 
-        def again(id: int) -> Mapping[str, ArrayRecord]:
+        def again(id: int) -> Mapping[str, Any]:
             self._kept.discard(id)
-            return content(clients_of[id], nodes[clients_of[id]]).array_records
+            return {**self._roster.question, **content(clients_of[id], nodes[clients_of[id]])}
 
         replies = StreamingGrid(self._roster.grid, again).send_and_receive(messages, timeout=timeout)
         for client, reply in zip(nodes, replies, strict=True):

@@ -14,15 +14,14 @@ from math import inf
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError, join_first
-from sharding.flower.messages import CONFIG
 from sharding.flower.nodes import Node, Nodes, read_node
 from sharding.rounds.plan import Client
 from train.config.schema import Config
-from train.federate.messages import CONFIG_TEXT, NUM_SAMPLES, config_text
+from train.federate.messages import NUM_SAMPLES, question_of
 from train.federate.status import Status
 from train.rundir.file_names import CLIENTS_FILE
 
@@ -79,7 +78,7 @@ class Roster(Nodes):
         reports: Mapping[int, Report] | None = None,
         keys: Mapping[int, str] | None = None,
     ) -> None:
-        super().__init__(question=RecordDict({CONFIG: ConfigRecord({CONFIG_TEXT: config_text(config)})}))
+        super().__init__(question=question_of(config))
         self.grid, self.config, self.timeouts = grid, config, timeouts
         self.reports, self._keys = dict(reports or {}), dict(keys or {})
         self._digests: dict[int, str] = {}  # by node, of the keys of all that have connected

@@ -225,8 +225,22 @@ def test_resumed_federation_leaves_the_device_to_nodes(config):
     for rounds in (1, 2):
         grid = Nodes(settings(ours))
         server_app.train(ours.model_copy(update={"rounds": rounds}), grid, Timeouts(0.5, 0.5))
-        told += [message.content["config"]["config"] for message in grid.sent]
+        told += [message.content["run"]["configuration"] for message in grid.sent if "run" in message.content]
     assert {read_config(text).device for text in told} == {"auto"}
+
+
+def test_configuration_is_sent_once_to_a_node_and_again_if_it_is_lost(config, tmp_path):
+    ours = config("clients.per_round=4", "rounds=3")
+    nodes = Nodes(settings(ours))
+
+    def forget(metrics):
+        if metrics["round"] == 0:
+            nodes.states[107].clear()
+
+    over(ours, nodes, forget)
+    sent = [(node, kind) for node, kind, content in nodes.pushed if "run" in content]
+    assert sent == [*((node, "query") for node in (100, 107, 114, 121)), (107, "train")]
+    assert_same(ours.directory, alone(ours, tmp_path / "alone").directory)
 
 
 def numbers(roster):
