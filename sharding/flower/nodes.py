@@ -9,13 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError
-from sharding.flower.exchange import pull
-from sharding.flower.messages import NODE, RESIDUAL, content_of, pack, part_of
-from sharding.rounds.residual import Residual
+from sharding.flower.messages import NODE, content_of, part_of, pull
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -110,21 +108,3 @@ def read_node(id: int, values: ConfigRecord) -> Node:
     if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
         raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
     return Node(id, client, float(ratio))
-
-
-class KeptResiduals:
-    """Which residual each node was sent, by Flower's number: once, and again if the node replies that it lacks it."""
-
-    def __init__(self) -> None:
-        self._digests: dict[int, str] = {}
-
-    def records(self, node: int, residual: Residual) -> dict[str, ArrayRecord]:
-        """Return what a node's message has besides its shard: the residual, unless there is none or it was sent."""
-        if not len(residual) or self._digests.get(node) == residual.digest:
-            return {}
-        self._digests[node] = residual.digest
-        return {RESIDUAL: pack(residual)}
-
-    def discard(self, node: int) -> None:
-        """Note that a node lacks its residual: it has lost it, or it was not sent it after all."""
-        self._digests.pop(node, None)
