@@ -11,11 +11,10 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from sharding.errors import UserError
 from sharding.flower.messages import ARRAYS, CONFIG, LACKS, LATE, RESIDUAL, UNREADABLE, UNSENT, content_of, pack, pull
-from sharding.flower.nodes import Node
+from sharding.flower.nodes import Node, Nodes
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.residual import Residual
@@ -44,13 +43,12 @@ class Exchange:
     replies that it lacks what it keeps is sent its message again with it, once, and has until the same end to reply.
 
     Args:
-        grid: that sends and receives.
+        nodes: what they were asked when they connected, they keep.
         timeout: seconds to wait for replies once all messages are sent; None for no limit.
-        question: what nodes were asked when they connected, and keep.
     """
 
-    def __init__(self, grid: Grid, timeout: float | None, question: RecordDict | None = None) -> None:
-        self._grid, self._timeout, self._question = grid, timeout, question or RecordDict()
+    def __init__(self, nodes: Nodes, timeout: float | None) -> None:
+        self._grid, self._question, self._timeout = nodes.grid, nodes.question, timeout
         self._nodes: dict[int, Node] = {}  # that are sent the present messages, by Flower's number
         self._records: Callable[[Node], dict[str, Any]]  # of a node's present message
         self._sent: dict[int, str] = {}  # by Flower's number, the digest of the residual that a node was sent

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from sharding.flower.exchange import Exchange
 from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of, weight_of
-from sharding.flower.nodes import PATIENCE, KeepRatio, Node, Nodes
+from sharding.flower.nodes import KeepRatio, Node, Nodes
 from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
@@ -82,7 +81,8 @@ class SpectralSharding(Strategy):
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_means
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_means
         self.failures: dict[int, dict[Client, Failure]] = {}
-        self._nodes = Nodes(keep_ratio)
+        self._keep_ratio = keep_ratio
+        self._nodes: Nodes  # from the start
         self._plan: Plan | None = None  # of the present round; None without nodes
         self._exchange: Exchange  # from the start
 
@@ -122,7 +122,8 @@ class SpectralSharding(Strategy):
             self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
             if self.server.averaged is not None:
                 self.server.averaged.module.load_state_dict(unwrap(self.server.model).state_dict())
-        self._exchange = Exchange(grid, timeout)
+        self._nodes = Nodes(grid, self._keep_ratio)
+        self._exchange = Exchange(self._nodes, timeout)
         return super().start(
             self._exchange, self._arrays(), num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
@@ -134,7 +135,7 @@ class SpectralSharding(Strategy):
 
         The model is the server's; `arrays` is not read.
         """
-        nodes = self._sample(grid, "train", self.fraction_train, self.min_train_nodes, server_round)
+        nodes = self._sample("train", self.fraction_train, self.min_train_nodes, server_round)
         planner, model = self.server.planner, self.server.model
         return self._messages(MessageType.TRAIN, nodes, planner, model, server_round, server_round - 1, config)
 
@@ -171,7 +172,7 @@ class SpectralSharding(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return an iterator over messages as `configure_train`, with the largest terms of `server.result`."""
-        nodes = self._sample(grid, "evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
+        nodes = self._sample("evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
         planner = self.server.planner
         if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
             planner = ShardPlanner(
@@ -191,16 +192,18 @@ class SpectralSharding(Strategy):
         self._report(server_round, failures)
         return self.evaluate_metrics_aggr_fn(records, self.weighted_by_key) if records else None
 
-    def _sample(self, grid: Grid, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
+    def _sample(self, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
         """Return the nodes that take part; wait until enough are connected, then a while for new ones."""
         if fraction == 0:
             return []
-        needed, end = max(self.min_available_nodes, least, 1), monotonic() + PATIENCE
-        while len(nodes := self._nodes.connected(grid)) < needed or (self._nodes.waits and monotonic() < end):
+        needed = max(self.min_available_nodes, least, 1)
+
+        def enough(nodes: Mapping[Client, Node]) -> bool:
             if len(nodes) < needed:
-                end = monotonic() + PATIENCE
-            log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
-            sleep(1)
+                log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
+            return len(nodes) >= needed
+
+        nodes = self._nodes.wait(enough)
         clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)
         draws = generator(self.server.planner.seed, "nodes", purpose, server_round)
         log.info("configure_%s: Sampled %d nodes (out of %d)", purpose, count, len(nodes))

@@ -29,7 +29,7 @@ class NodesEngine(TwoStageEngine):
 
     def __init__(self, roster: Roster, job: Job) -> None:
         self._roster, self._job = roster, job
-        self._exchange = Exchange(roster.grid, roster.timeouts.round, roster.question)
+        self._exchange = Exchange(roster, roster.timeouts.round)
 
     def train(self, plan: Plan, round: int, lr: float) -> Replies:
         """Yield the clients' replies: those of absent clients first, the others in the order of the plan.
