@@ -198,7 +198,7 @@ class SpectralSharding(Strategy):
             return []
         needed = max(self.min_available_nodes, least, 1)
 
-        def enough(nodes: Mapping[Client, Node]) -> bool:
+        def enough(nodes: dict[int, Node]) -> bool:
             if len(nodes) < needed:
                 log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
             return len(nodes) >= needed
