@@ -8,6 +8,8 @@ decomposes nothing; all values come from the shard.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 from weakref import ref
 
 import torch
@@ -33,6 +35,7 @@ from sharding.transport.compression import EXACT
 from sharding.validation import is_number
 
 Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
+AnyBatch = TypeVar("AnyBatch")
 
 
 @torch.inference_mode(False)  # with gradients, also in a callback that runs without
@@ -72,8 +75,6 @@ def train_shard(
     if (lr is None) == (optimizer is None):
         raise UserError("give train_shard either lr=…, for SGD with momentum, or optimizer=…")
     small = client_model(model, shard, residual=residual)
-    if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
-        small.train()
     parameters = [parameter for parameter in small.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
@@ -84,11 +85,31 @@ def train_shard(
     else:
         raise UserError(f"lr is {safe_repr(lr)}; a finite number of at least 0 is needed")
     steps.register_step_pre_hook(clip_and_decay(small, shard.clip, decay, decay_of))
-    for batch in batches:
-        steps.zero_grad()
-        _loss_of(small, batch, loss).backward()
-        steps.step()
+    train_model(small, batches, steps, partial(_loss_of, loss=loss))
     return shard.read_from(small)
+
+
+def train_model(
+    model: nn.Module, batches: Iterable[AnyBatch], optimizer: Optimizer, loss: Callable[[nn.Module, AnyBatch], Tensor]
+) -> list[Tensor]:
+    """Train a client's model in place, with one step a batch, and return the loss of each step, scalars on the device.
+
+    Args:
+        model: with a shard's values.
+        batches: of all epochs, in order.
+        optimizer: of the parameters that train, with the hook of `clip_and_decay`.
+        loss: a function of the model and a batch.
+    """
+    if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
+        model.train()
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        losses.append(value.detach())
+    return losses
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
