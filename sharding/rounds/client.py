@@ -8,6 +8,8 @@ decomposes nothing; all values come from the shard.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 from weakref import ref
 
 import torch
@@ -25,12 +27,13 @@ from sharding.layers import FactorizedLayer
 from sharding.modules.copies import check_has_values, meta_copy, meta_parameter
 from sharding.modules.wrappers import key, named_modules
 from sharding.rounds.failures import hint_at
-from sharding.rounds.optim import DecayOf, can_be_fused, clip_and_decay
+from sharding.rounds.optim import DecayOf, can_be_fused, check_optimizer, clip_and_decay
 from sharding.rounds.residual import Residual, residual_layers
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
 Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
+AnyBatch = TypeVar("AnyBatch")
 
 
 @torch.inference_mode(False)  # with gradients, also in a callback that runs without
@@ -65,13 +68,12 @@ def train_shard(
 
     Raises:
         UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
-            `make_optimizer` are given, the model returns no loss for a dict, or a batch norm gets a single sample.
+            `make_optimizer` are given, the optimizer needs a closure or wraps another one, there are no batches, the
+            model returns no loss for a dict, or a batch norm gets a single sample.
     """
     if (lr is None) == (make_optimizer is None):
         raise UserError("give train_shard either lr=…, for SGD with momentum, or make_optimizer=…")
     trained = client_model(model, shard, residual=residual)
-    if not trained.training:  # else parts in evaluation, such as frozen batch norms, stay so
-        trained.train()
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
@@ -81,12 +83,34 @@ def train_shard(
         optimizer = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(trained))
     else:
         raise UserError(f"lr is {safe_repr(lr)}; a finite number of at least 0 is needed")
+    check_optimizer(optimizer)
     optimizer.register_step_pre_hook(clip_and_decay(trained, shard.clip, decay, decay_of))
+    if not train_model(trained, batches, optimizer, partial(_loss_of, loss=loss)):
+        raise UserError("there are no batches to train on; an iterator that is used up has none, so pass a new one")
+    return shard.read_from(trained)
+
+
+def train_model(
+    model: nn.Module, batches: Iterable[AnyBatch], optimizer: Optimizer, loss: Callable[[nn.Module, AnyBatch], Tensor]
+) -> list[Tensor]:
+    """Train a client's model in place, with one step a batch, and return the loss of each step, scalars on the device.
+
+    Args:
+        model: with a shard's values.
+        batches: of all epochs, in order.
+        optimizer: of the parameters that train, with the hook of `clip_and_decay`.
+        loss: a function of the model and a batch.
+    """
+    if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
+        model.train()
+    losses = []
     for batch in batches:
         optimizer.zero_grad()
-        _loss_of(trained, batch, loss).backward()
+        value = loss(model, batch)
+        value.backward()
         optimizer.step()
-    return shard.read_from(trained)
+        losses.append(value.detach())
+    return losses
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

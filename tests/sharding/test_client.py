@@ -468,3 +468,32 @@ def test_train_shard_with_another_optimizer_lowers_the_loss(make):
         for each in (shard, replace(shard, terms=update.terms, dense=update.dense))
     )
     assert after < 0.9 * before
+
+
+@pytest.mark.parametrize("batches", [[], iter([]), (batch for batch in ())], ids=["list", "iterator", "generator"])
+def test_train_shard_without_batches_is_refused(batches):
+    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
+    with pytest.raises(UserError, match="no batches to train on"):
+        train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's: an optimizer by class, without hooks of its own."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, "LBFGS needs a closure"),
+        (lambda parameters: Wrapper(SGD(parameters, lr=0.1)), "pass the optimizer in it"),
+        (lambda parameters: (SGD(parameters, lr=0.1), None), "the optimizer is a tuple"),
+    ],
+    ids=["closure", "wrapper", "tuple"],
+)
+def test_train_shard_with_an_optimizer_without_hooks_is_refused(make, message):
+    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
+    with pytest.raises(UserError, match=message):
+        train_shard(make_skeleton(make_net), shard, [], make_optimizer=make)

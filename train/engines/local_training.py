@@ -1,4 +1,4 @@
-"""A client's training in one round: any torch optimizer on its shard, with clipping and decay."""
+"""What a configuration says of a client's training in one round: its optimizer, batches, loss and precision."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sharding.rng import generator, seed_of
+from sharding.rounds.client import train_model
 from sharding.rounds.optim import can_be_fused, clip_and_decay
 from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
@@ -36,22 +37,19 @@ def train_locally(
         clip: τ, or None for no clipping.
         key: (seed, round, client); determines the order of the samples, flips and dropout.
     """
-    model.train()
     optimizer = make_optimizer(model, local, lr)
     optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))
     device, low = data.targets.device, local.precision == "bfloat16"
-    total, steps = torch.zeros((), device=device), 0
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        with torch.autocast(device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
+            return LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
+
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of("dropout", *key))
-        for inputs, targets in _batches(data, dataset, local, key):
-            with torch.autocast(device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
-                loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-            steps += 1
-    return total / steps
+        losses = train_model(model, _batches(data, dataset, local, key), optimizer, loss)
+    return sum(losses, torch.zeros((), device=device)) / len(losses)
 
 
 def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer:

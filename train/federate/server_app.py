@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
-from train.assembly import build_experiment, find_device, read_dataset
+from train.assembly import Clients, build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
@@ -141,7 +141,7 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
         if size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
-    experiment = build_experiment(config, dataset, nobody, ratios, samples, partial(NodesEngine, roster))
+    experiment = build_experiment(config, Clients(dataset, nobody, ratios, samples, partial(NodesEngine, roster)))
     experiment.node_keys = roster.node_keys()
     return experiment
 
