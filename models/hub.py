@@ -4,14 +4,36 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sharding.errors import UserError
 from sharding.rounds.failures import one_line
 
+log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+class _Heard(logging.Handler):
+    """Keeps what transformers logs, to tell what was not told before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "LOAD REPORT" not in (message := one_line(record.getMessage())):  # `models.pretrained` has its own
+            self.messages.append(message)
+
+    def tell(self) -> None:
+        for message in dict.fromkeys(self.messages):
+            if message not in _told:
+                _told.add(message)
+                log.warning("transformers: %s", message)
+
 
 @contextmanager
 def reading(source: str, what: str) -> Iterator[None]:
-    """Read from a folder or from the hub, with transformers installed.
+    """Read from a folder or from the hub, with transformers installed; its warnings are logged here, each once.
 
     Args:
         source: the folder, or an id on the hub.
@@ -20,21 +42,38 @@ def reading(source: str, what: str) -> Iterator[None]:
     Raises:
         UserError: any error, in one line.
     """
-    from transformers.utils import logging as logs  # noqa: PLC0415 - an extra
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - an extra
 
-    hub, verbosity = logging.getLogger("huggingface_hub"), logs.get_verbosity()
-    level = hub.level
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
+    disable_progress_bar()
+    hub, theirs, heard = logging.getLogger("huggingface_hub"), logging.getLogger("transformers"), _Heard()
+    before = hub.level, theirs.level, theirs.handlers, theirs.propagate
     hub.setLevel(logging.ERROR)  # it logs each attempt to connect
+    theirs.setLevel(logging.WARNING)
+    theirs.handlers, theirs.propagate = [heard], False
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # readers raise many kinds of errors
         reason = one_line(error) or type(error).__name__
+        if "trust_remote_code" in reason:
+            reason = "it needs code of its own, which this program does not run; name a model of transformers itself"
         where = "" if Path(source).is_dir() else "there is no such folder, and from the Hugging Face hub: "
         raise UserError(f"cannot read {what}: {where}{reason}") from error
     finally:
-        logs.set_verbosity(verbosity)
-        hub.setLevel(level)
+        hub.setLevel(before[0])
+        theirs.setLevel(before[1])
+        theirs.handlers, theirs.propagate = before[2:]
+    heard.tell()
+
+
+def read_config(weights: str, what: str | None = None, **options: Any) -> Any:
+    """Return the configuration of a model of transformers.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    from transformers import AutoConfig  # noqa: PLC0415 - an extra
+
+    with reading(weights, what or f"weights={weights}"):
+        return AutoConfig.from_pretrained(weights, trust_remote_code=False, **options)

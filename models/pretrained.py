@@ -4,7 +4,9 @@ What was loaded is logged: how many tensors, which of the model's have no values
 as the head for other classes, and which of the file the model does not have.
 """
 
+import json
 import logging
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from models.hub import reading
+from models.hub import read_config, reading
 from sharding.errors import UserError, join_first
 from sharding.rounds.failures import one_line
 
@@ -54,10 +56,12 @@ def build_transformer(
     task: Literal["sequence_classification", "causal_lm"] = "sequence_classification",
     train_embeddings: bool = False,
     pad_token_id: int | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> Transformer:
     """Build a model of transformers, in float32, with frozen embeddings.
 
-    A language model's output layer counts as one.
+    A language model's output layer counts as one. A model that can read in both directions, as BERT, becomes a decoder
+    for `causal_lm`.
 
     Args:
         input_shape: (length,) of token ids.
@@ -67,28 +71,52 @@ def build_transformer(
         task: what its head predicts.
         train_embeddings: also train these, which are then sent in every round.
         pad_token_id: the id that pads texts; by default the dataset's, else that of `config.json`.
+        class_names: `id2label` of the model's configuration; by default the dataset's.
 
     Raises:
         ImportError: transformers is not installed.
-        UserError: the folder has no such model, or the texts are longer than the model can read.
+        UserError: the folder has no such model, the texts are longer than the model can read, or it finds their
+            positions by another id of padding.
     """
     transformers = _import("transformers")
     if weights is None:
         raise UserError("transformers needs weights=…, a folder or an id on the Hugging Face hub")
     if len(input_shape) != 1:
         raise UserError(f"the model transformers reads token ids (length,), not inputs of shape {input_shape}")
-    options = {"num_labels": num_classes} if task == "sequence_classification" else {}
-    with reading(weights, f"weights={weights} for {task}"):
-        config = transformers.AutoConfig.from_pretrained(weights, **options)
-        ends = config.eos_token_id
-        pads = (pad_token_id, config.pad_token_id, ends[0] if isinstance(ends, list) else ends)
-        config.pad_token_id = next((id for id in pads if id is not None), None)
-        model = getattr(transformers, TASKS[task]).from_config(config, dtype=torch.float32)
-    longest = _num_positions(model)
+    what = f"weights={weights} for {task}"
+    config = read_config(weights, what)
+    own_pad, ends = config.pad_token_id, config.eos_token_id
+    pads = (pad_token_id, own_pad, ends[0] if isinstance(ends, list) else ends)
+    config.pad_token_id = next((id for id in pads if id is not None), None)
+    if task == "sequence_classification":
+        config.num_labels = num_classes
+        if class_names:
+            config.id2label = dict(enumerate(class_names))
+            config.label2id = {name: number for number, name in enumerate(class_names)}
+    elif hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    with reading(weights, what):
+        auto = getattr(transformers, TASKS[task])
+        model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    longest, counts_from_pad = _num_positions(model)
     if longest is not None and input_shape[0] > longest:
         raise UserError(f"data.max_length={input_shape[0]} must be at most {longest}, the model's positions")
+    if counts_from_pad and None not in (pad_token_id, own_pad) and pad_token_id != own_pad:
+        raise UserError(
+            f"the tokenizer pads with the id {pad_token_id}, and weights={weights} with {own_pad}, from which the "
+            "model counts positions; name the model's own tokenizer"
+        )
     _freeze_embeddings(model, train_embeddings)
     return Transformer(model, config.pad_token_id if task == "sequence_classification" else None)
+
+
+def config_of(model: nn.Module) -> dict[str, Any] | None:
+    """Return what transformers needs to build a model again, as in its `config.json`; None for other models."""
+    if not isinstance(model, Transformer):
+        return None
+    config: Any = model.model.config
+    values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return values
 
 
 def load_transformer(model: nn.Module, weights: str) -> None:
@@ -128,20 +156,38 @@ def build_timm(
         ImportError: timm is not installed.
         UserError: it has no such model for these images.
     """
-    return _create_timm(architecture, input_shape[0], num_classes, image_size, pretrained=False)
+    images = {"in_chans": input_shape[0]} | ({} if image_size is None else {"img_size": image_size})
+    model = _create_timm(f"make architecture={architecture}", architecture, **images, num_classes=num_classes)
+    model.images = images  # type: ignore[assignment]  # for `load_timm`
+    return model
 
 
 def load_timm(model: nn.Module, weights: str) -> None:
     """Load timm's own weights of the model's architecture (`hub`), or those of a file.
 
+    timm resamples position embeddings for another size of images, and sums or repeats the first layer's weights for
+    another number of channels.
+
     Raises:
         UserError: they cannot be read, or are of another model.
     """
-    if weights != "hub":
-        return load_weights(model, weights)
     config: Any = model.pretrained_cfg
     architecture = f"{config['architecture']}.{config['tag']}" if config["tag"] else config["architecture"]
-    return load_state(model, _create_timm(architecture, None, None, None, pretrained=True).state_dict(), architecture)
+    options: dict[str, Any] = dict(model.images)  # type: ignore[arg-type]  # of `build_timm`
+    if weights != "hub":
+        values = dict(_read_tensors(Path(weights)))
+        head, first = (_first(config[key]) for key in ("classifier", "first_conv"))
+        classes = values.get(f"{head}.weight", torch.empty(0)).shape[0]
+        stem = values.get(f"{first}.weight", torch.empty(0, 3))
+        options["num_classes"] = classes
+        overlay = {"num_classes": classes, "label_offset": 0, "input_size": (stem.shape[1], *config["input_size"][1:])}
+        options["pretrained_cfg_overlay"] = {"state_dict": values, **overlay}
+    pretrained = _create_timm(f"load weights={weights}", architecture, **options, pretrained=True)
+    load_state(model, pretrained.state_dict(), architecture if weights == "hub" else weights)
+
+
+def _first(names: str | Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else names[0]
 
 
 def load_weights(model: nn.Module, weights: str) -> None:
@@ -183,10 +229,16 @@ def _read_tensors(path: Path) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        values = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have their arguments
+            values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # readers raise many kinds of errors
         raise UserError(f"weights={path} cannot be read: {one_line(error) or type(error).__name__}") from error
-    values = values.get("state_dict", values) if isinstance(values, dict) else values
+    for key in ("state_dict", "model"):
+        values = values[key] if isinstance(values, dict) and isinstance(values.get(key), dict) else values
+    if isinstance(values, dict) and all(
+        str(name).startswith("module.") for name in values
+    ):  # of DistributedDataParallel
+        values = {name.removeprefix("module."): value for name, value in values.items()}
     if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
         raise UserError(f"weights={path} holds a {type(values).__name__}, not named tensors (model.state_dict())")
     return values
@@ -200,25 +252,26 @@ def _tell(source: object, loaded: int, new: Sequence[str], other: Sequence[str],
     log.info("%s", "; ".join(told))
 
 
-def _create_timm(
-    architecture: str, channels: int | None, num_classes: int | None, image_size: int | None, pretrained: bool
-) -> nn.Module:
-    options = {"in_chans": channels, "num_classes": num_classes, "img_size": image_size}
-    given = {key: value for key, value in options.items() if value is not None}
+def _create_timm(what: str, architecture: str, **options: Any) -> nn.Module:
     try:
-        model: nn.Module = _import("timm").create_model(architecture, pretrained=pretrained, **given)
-    except (RuntimeError, OSError, ValueError, TypeError) as error:
-        raise UserError(f"timm cannot make architecture={architecture}: {one_line(error)}") from error
+        model: nn.Module = _import("timm").create_model(architecture, **options)
+    except (RuntimeError, OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"timm cannot {what}: {one_line(error)}") from error
     return model
 
 
-def _num_positions(model: Any) -> int | None:
-    """Return the length of the longest text that a model of transformers can read, or None for any length."""
+def _num_positions(model: Any) -> tuple[int | None, bool]:
+    """Return the length of the longest text that a model of transformers can read, or None for any length.
+
+    And whether it counts positions from the id of padding.
+    """
     positions: int = getattr(model.config, "max_position_embeddings", None) or 0
+    counts_from_pad = False
     for name, layer in model.named_modules():
         if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
             positions = layer.num_embeddings - layer.padding_idx - 1  # RoBERTa and others count from padding_idx + 1
-    return positions if positions > 0 else None  # XLNet says -1
+            counts_from_pad = True
+    return (positions if positions > 0 else None), counts_from_pad  # XLNet says -1
 
 
 def _freeze_embeddings(model: Any, train: bool) -> None:

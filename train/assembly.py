@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import build_model, load_pretrained
-from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
+from sharding import MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
-from sharding.modules.state import check_shapes
+from sharding.factorization.support import TO_SEND, check_supported
 from sharding.rng import generator, seed_of
 from sharding.rounds.failures import one_line
 from sharding.rounds.plan import Client
@@ -22,7 +22,7 @@ from train.config.parts import Part
 from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.dataset import checked, hold_out
-from train.data.partition import Partition, partition
+from train.data.partition import Partition, choose_clients, partition
 from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
@@ -73,6 +73,7 @@ def data_options(config: Config) -> dict[str, Any]:
     model, data, scheme = config.model.options, config.data, config.data.partition
     implied = {
         "tokenizer": model.get("weights"),
+        "weights": model.get("weights") if config.model.name == "transformers" else None,
         "task": model.get("task"),
         "client": scheme.options["column"] if scheme.name == "column" else None,
     }
@@ -154,18 +155,22 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
     """Give a model two test samples, so that a model of another dataset fails before the first round.
 
     Raises:
-        UserError: the model cannot read the samples, does not return logits of their classes, has nothing to train, or
-            has state that no checkpoint holds.
+        UserError: the model cannot read the samples, does not return logits of their classes, reads the tokens that it
+            predicts, has nothing to train, or has state that no checkpoint holds.
     """
-    check_shapes(model)
+    check_supported(model, TO_SEND)
     if unsaveable := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
         raise UserError(f"{join_first(unsaveable)} of the model {name} cannot be saved; make it a buffer")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"the model {name} has no parameter to train; set requires_grad")
-    inputs, targets = dataset.test.inputs[:2], dataset.test.targets[:2]
+    inputs, targets, seen = dataset.test.inputs[:2], dataset.test.targets[:2], False
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             logits = model.eval()(channels_last(dataset.prepare(inputs)))
+            if targets.ndim > 1 and inputs.shape[1] > 1:  # each target follows its input
+                changed = inputs.clone()
+                changed[:, -1] = (changed[:, -1] + 1) % dataset.num_classes
+                seen = not torch.allclose(logits[:, :-1], model(dataset.prepare(changed))[:, :-1], 1e-5, 1e-6)
     except Exception as error:  # the model and `prepare` may be anybody's
         raise UserError(
             f"the model {name} cannot read the samples of {dataset.name}: {type(error).__name__}: {one_line(error)}"
@@ -174,6 +179,11 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
     if shape[:-1] != expected[:-1] or shape[-1] < expected[-1]:
         output = f"logits of shape {shape}" if isinstance(logits, Tensor) else safe_repr(logits)
         raise UserError(f"the model {name} returns {output} for {len(targets)} samples; shape {expected} is needed")
+    if seen:
+        raise UserError(
+            f"the model {name} reads the tokens that it predicts: its answers to the first tokens depend on the last. "
+            "Choose a model that reads in one direction, such as GPT-2"
+        )
 
 
 def check_optimizers(config: Config, device: torch.device) -> None:
@@ -234,9 +244,10 @@ def make_planner(config: Config) -> ShardPlanner:
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
     """Return the server, which holds the model and runs its rounds."""
     average = iterate_average(model) if config.result == "average" else None
-    guards = config.aggregation
     optimizer = make_server_optimizer(config, model)
-    return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share or 1.0)
+    bound, share = config.aggregation.norm_bound, config.aggregation.max_share
+    guards = [kind(value) for kind, value in ((NormBound, bound), (MaxShare, share)) if value is not None]
+    return Server(model, planner, optimizer, average, guards)
 
 
 def make_server_optimizer(config: Config, model: nn.Module) -> Optimizer:
@@ -261,10 +272,12 @@ def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.
     with torch.random.fork_rng(devices=[]), config.model.naming_key():
         torch.manual_seed(seed_of(config.seed_of_data, "model"))
         name, options = config.model.name, config.model.options
-        if dataset.pad_token_id is not None and config.model.takes("pad_token_id"):
-            options = {"pad_token_id": dataset.pad_token_id} | options
+        facts = {"pad_token_id": dataset.pad_token_id, "class_names": dataset.class_names or None}
+        known = {key: fact for key, fact in facts.items() if fact is not None and config.model.takes(key)}
         try:
-            model = build_model(name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **options)
+            model = build_model(
+                name, input_shape=dataset.input_shape, num_classes=dataset.num_classes, **known | options
+            )
         except (RuntimeError, MemoryError, OverflowError) as error:
             raise UserError(f"the model {name} with {safe_repr(options)} cannot be built: {error}") from error
         if pretrained and config.model.weights is not None:
@@ -277,6 +290,14 @@ def partition_indices(config: Config, dataset: Dataset) -> Partition:
     rng = generator(config.seed_of_data, "partition")
     scheme = config.data.partition
     return partition(scheme.name, dataset, config.clients.count, rng, **scheme.options)
+
+
+def names_of_clients(config: Config, dataset: Dataset) -> list[str]:
+    """Return each client's name in the data; an empty list where they have none."""
+    if not dataset.client_names or config.data.partition.name not in ("column", "natural"):
+        return []
+    rng = generator(config.seed_of_data, "partition")
+    return [dataset.client_names[i] for i in choose_clients(len(dataset.client_names), config.clients.count, rng)]
 
 
 def partition_dataset(config: Config, dataset: Dataset) -> Shares:

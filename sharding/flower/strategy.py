@@ -149,7 +149,7 @@ class SpectralSharding(Strategy):
         """
         if self._plan is None:
             return None, None
-        average, records = self.server.average(self._plan, None), dict[Client, RecordDict]()
+        average, records = self.server.average_as_reported(self._plan), dict[Client, RecordDict]()
         for client, answer in self._exchange.answers(replies, self._read_update):
             if isinstance(answer, Failure):
                 average.add(client, answer)
@@ -159,13 +159,13 @@ class SpectralSharding(Strategy):
                 records[client] = RecordDict({METRICS: metrics})
                 del update
             del answer  # with its arrays
-        aggregation = self.server.step(average)
-        self._report(server_round, aggregation.rejected)
-        counts = len(aggregation.accepted), len(aggregation.rejected)
+        outcome = self.server.step(average)
+        self._report(server_round, outcome.rejected)
+        counts = len(outcome.accepted), len(outcome.rejected)
         log.info("aggregate_train: averaged %d updates, left out %d", *counts)
-        if not aggregation.accepted:
+        if not outcome.accepted:
             return None, None
-        accepted = [records[client] for client in aggregation.accepted]
+        accepted = [records[client] for client in outcome.accepted]
         return self._arrays(), self.train_metrics_aggr_fn(accepted, self.weighted_by_key)
 
     def configure_evaluate(

@@ -1,5 +1,7 @@
 """Pretrained weights: of transformers' folders, timm's models and files; what is loaded, and what does not fit."""
 
+import argparse
+import json
 import logging
 from functools import partial
 
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from models import build_model, load_pretrained
+from models.hub import reading
 from sharding import UserError, init_empty
 
 
@@ -90,6 +93,58 @@ def test_transformer_for_causal_lm_predicts_the_vocabulary(tmp_path):
     model = load("transformers", tmp_path, (8,), 40, task="causal_lm", train_embeddings=True)
     torch.testing.assert_close(model(ids), reference(ids).logits, rtol=1e-5, atol=1e-6)
     assert all(part.requires_grad for part in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "Electra", "Ernie", "RoFormer", "BigBird", "RemBert"])
+def test_encoder_for_causal_lm_reads_in_one_direction(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    if kind in ("Electra", "RoFormer"):
+        sizes |= {"embedding_size": 16}
+    if kind == "RemBert":
+        sizes |= {"input_embedding_size": 16, "output_embedding_size": 16}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=30, max_position_embeddings=20, **sizes)
+    getattr(transformers, f"{kind}ForMaskedLM")(config).save_pretrained(tmp_path)
+    model = load("transformers", tmp_path, (6,), 30, task="causal_lm")
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10]])
+    changed = torch.tensor([[5, 6, 7, 8, 9, 11]])
+    assert torch.equal(model(ids)[0, :5], model(changed)[0, :5])
+    assert not torch.equal(model(ids)[0, 5], model(changed)[0, 5])
+
+
+def test_transformer_names_its_classes(tmp_path):
+    bert(tmp_path)
+    model = load("transformers", tmp_path, (6,), 3, class_names=("a", "b", "c"))
+    assert model.model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert model.model.config.label2id == {"a": 0, "b": 1, "c": 2}
+
+
+def test_positions_that_count_from_another_padding_raise(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    transformers.RobertaConfig(vocab_size=30, max_position_embeddings=12, **sizes).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"the tokenizer pads with the id 0, and weights=.* with 1, from"):
+        build_model("transformers", input_shape=(6,), num_classes=2, weights=str(tmp_path), pad_token_id=0)
+
+
+def test_warnings_of_transformers_are_logged_once(caplog):
+    logs = pytest.importorskip("transformers.utils.logging")
+    for _ in range(2):
+        with reading("here", "something"):
+            logs.get_logger("transformers.some").warning("mind\nthis")
+            logs.get_logger("transformers.some").info("not this")
+    assert [record.getMessage() for record in caplog.records] == ["transformers: mind this"]
+
+
+def test_repository_with_code_of_its_own_is_refused(tmp_path, monkeypatch):
+    bert(tmp_path)
+    path = tmp_path / "config.json"
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    (tmp_path / "own.py").write_text("raise SystemExit")
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("it asks"))
+    with pytest.raises(UserError, match="it needs code of its own, which this program does not run"):
+        build_model("transformers", input_shape=(6,), num_classes=2, weights=str(tmp_path))
 
 
 def test_transformer_for_causal_lm_freezes_embedding_and_output_layer_unless_asked(tmp_path):
@@ -184,6 +239,50 @@ def test_timm_model_loads_a_file_for_other_classes(tmp_path):
     assert torch.equal(model.conv1[0].weight, source.conv1[0].weight)
     with pytest.raises(UserError, match=r"timm cannot make architecture=resnet9000"):
         build_model("timm", input_shape=(1, 8, 8), num_classes=2, architecture="resnet9000")
+
+
+def test_timm_resamples_position_embeddings_for_another_size(tmp_path):
+    timm = pytest.importorskip("timm")
+    source = timm.create_model("test_vit", num_classes=5, img_size=64)
+    torch.save(source.state_dict(), tmp_path / "vit.pth")
+    model = load("timm", tmp_path / "vit.pth", (3, 32, 32), 5, architecture="test_vit", image_size=32)
+    expected = timm.layers.resample_abs_pos_embed(source.pos_embed.detach(), (2, 2))
+    assert torch.equal(model.pos_embed, expected)
+    assert torch.equal(model.head.weight, source.head.weight)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (3, 5)])
+def test_timm_adapts_the_first_layer_to_other_channels(tmp_path, before, after):
+    timm = pytest.importorskip("timm")
+    source = timm.create_model("resnet10t", num_classes=5, in_chans=before)
+    safetensors.torch.save_file(source.state_dict(), tmp_path / "conv.safetensors")
+    model = load("timm", tmp_path / "conv.safetensors", (after, 32, 32), 5, architecture="resnet10t")
+    expected = timm.models.adapt_input_conv(after, source.conv1[0].weight.detach(), base_chans=before)
+    assert torch.equal(model.conv1[0].weight, expected)
+    assert torch.equal(model.fc.weight, source.fc.weight)
+
+
+@pytest.mark.parametrize("kind", ["module", "model", "timm"])
+def test_timm_reads_files_of_other_trainers(tmp_path, kind):
+    timm = pytest.importorskip("timm")
+    source = timm.create_model("resnet10t", num_classes=5)
+    state = source.state_dict()
+    stored = {
+        "module": {f"module.{name}": value for name, value in state.items()},
+        "model": {"model": state, "epoch": 3},
+        "timm": {"state_dict": state, "args": argparse.Namespace(lr=1.0), "arch": "resnet10t"},
+    }[kind]
+    torch.save(stored, tmp_path / "weights.pth")
+    model = load("timm", tmp_path / "weights.pth", (3, 32, 32), 5, architecture="resnet10t")
+    assert torch.equal(model.layer1[0].conv1.weight, source.layer1[0].conv1.weight)
+
+
+def test_timm_refuses_weights_of_another_architecture(tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.save(timm.create_model("resnet10t", num_classes=5).state_dict(), tmp_path / "weights.pth")
+    for classes in (5, 3):
+        with pytest.raises(UserError, match=r"timm cannot load weights=.*pth: Error.* Missing key"):
+            load("timm", tmp_path / "weights.pth", (3, 32, 32), classes, architecture="resnet18")
 
 
 def test_transformer_without_the_package_names_it(monkeypatch):

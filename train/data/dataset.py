@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,7 @@ class Dataset:
         natural: the training samples of each real-world client, where the data has such.
         coarse: (num_classes,) the superclass of each class, where the data has such.
         class_names: (num_classes,) where the classes have names.
+        client_names: of `natural`, where the clients have names.
         pad_token_id: id that fills the end of a row of token ids, if there is one; a model masks it.
         remarks: how the samples differ from the official ones; shown with every result.
     """
@@ -85,6 +87,7 @@ class Dataset:
     natural: Partition | None = None
     coarse: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
     pad_token_id: int | None = None
     remarks: tuple[str, ...] = ()
 
@@ -159,8 +162,17 @@ def problem_of(dataset: Dataset, split: Split) -> str | None:
     return next((reason for reason, wrong in problems.items() if wrong), None)
 
 
+def digest_of(*splits: Split) -> str:
+    """Return a digest of all samples, in their order."""
+    digest = blake2b(digest_size=16)
+    for tensor in (tensor for split in splits for tensor in (split.inputs, split.targets)):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path | str) -> Iterator[None]:
     """Turn any error in reading a file or folder but a missing package into a UserError; readers raise many kinds.
 
     Raises:
@@ -238,6 +250,10 @@ def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None)
     natural = dataset.natural
     free = np.ones(len(dataset.train), dtype=bool)
     free[[0] if natural is None else [part[0] for part in natural if len(part)]] = False
+    if not free.any():
+        raise UserError(
+            f"{option} leaves no client without samples, and each of {dataset.name} has one; give more data"
+        )
     if count > free.sum():
         raise UserError(f"{option} must be at most {free.sum()}, so that all clients of {dataset.name} train")
     held_out = np.zeros(len(free), dtype=bool)

@@ -3,8 +3,9 @@
 The files are csv, json, parquet or text files with named columns, or folders with a folder of images for each class.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from models.hub import read_config
 from sharding.errors import UserError, join_first
 from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize, unchanged
-from train.data.images import decode, shape_of
-from train.data.rows import Rows, read_rows
+from train.data.images import Shape, decode, shape_of
+from train.data.rows import Rows, find_files, ordered, read_rows
 from train.data.tokens import IGNORED, Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 def load_files(
@@ -33,8 +37,10 @@ def load_files(
     classes: tuple[str | int, ...] | None = None,
     task: Literal["sequence_classification", "causal_lm"] | None = None,
     tokenizer: str | None = None,
+    weights: str | None = None,
     max_length: int = 128,
     size: int | None = None,
+    shape: Shape | None = None,
     separator: str | None = None,
     encoding: str = "utf-8",
 ) -> Dataset:
@@ -48,13 +54,17 @@ def load_files(
         seed: decides which.
         text: column of the texts.
         image: column of encoded images, in place of texts.
-        label: column of the classes, whole numbers or words.
+        label: column of the classes, which are text: `007` is not `7`.
         client: column that names each training sample's client; the program passes that of `partition=column`.
-        classes: the classes in their order; by default those of the training files, sorted.
+        classes: the classes in their order; by default that of the model's `id2label` if it names the same ones, else
+            they are sorted.
         task: give each text a class (default), or predict the next tokens of the texts, which needs no classes.
         tokenizer: folder or hub id of the tokenizer; the program passes the model's weights.
+        weights: folder or hub id of the model that reads the texts; the program passes the model's.
         max_length: tokens of a sample. Longer texts are cut to classify them, and go on in the next sample otherwise.
         size: height and width to which images are resized; by default they must have those of the first.
+        shape: channels, height and width of all images; by default those of the files. A federation's server passes its
+            own to the nodes.
         separator: of the columns of csv files; by default a comma, and a tab in `.tsv` files.
         encoding: of csv, json and text files.
 
@@ -63,34 +73,48 @@ def load_files(
     """
     if train is None and (test is None or client is not None):
         raise UserError("data=files needs data.train=…, paths or globs of its training files")
-    if (test is None) == (test_fraction is None):
+    if test is not None and test_fraction:
+        raise UserError("data.test=… and data.test_fraction=… are both set; set one of them to null")
+    if test is None and test_fraction is None:
         raise UserError("data=files needs either data.test=… or data.test_fraction=0.2, a share of the training data")
     if test_fraction is not None and not 0 <= test_fraction < 1:
         raise UserError(f"data.test_fraction={test_fraction} must be in [0, 1)")
     root = Path(root or "")
-    splits = {
-        name: read_rows(name, paths, root, separator, encoding)
-        for name, paths in (("train", train), ("test", test))
-        if paths is not None
+    paths = {
+        name: find_files(name, patterns, root)
+        for name, patterns in (("train", train), ("test", test))
+        if patterns is not None
     }
-    clients = None if client is None else _clients(splits["train"].names("partition.column", client))
-    first = next(iter(splits.values()))
-    if image is not None or first.is_folder:
-        dataset = _images(splits, image or "image", label, classes, size)
-    elif tokenizer is None:
+    has_images = image is not None or any(path.is_dir() for found in paths.values() for path in found)
+    if not has_images and tokenizer is None:
         raise UserError("data=files needs data.tokenizer=…, a folder or hub id, to read texts; or data.image=…")
-    elif task == "causal_lm":
-        dataset = _blocks(splits, text, clients, Tokenizer(tokenizer, max_length))
+    columns = {"image": image or "image"} if has_images else {"text": text}
+    if has_images or task != "causal_lm":
+        columns = {"label": label} | columns
+    owner = {} if client is None else {"partition.column": client}
+    splits = {
+        name: read_rows(name, found, columns | (owner if name == "train" else {}), separator, encoding)
+        for name, found in paths.items()
+    }
+    clients, client_names = (None, ()) if client is None else _clients(splits["train"].names(client))
+    if has_images:
+        dataset = _images(splits, columns["image"], root, label, classes, size, shape)
     else:
-        dataset = _texts(splits, text, label, classes, Tokenizer(tokenizer, max_length))
-    if clients is not None and dataset.natural is None:
-        dataset = replace(dataset, natural=clients)
-    count = round((test_fraction or 0) * len(dataset.train))
-    return (
-        hold_out(dataset, max(count, 1), seed, f"data.test_fraction={test_fraction}, {count} samples,")
-        if test_fraction
-        else dataset
-    )
+        assert tokenizer is not None  # checked above
+        config = None if weights is None else read_config(weights)
+        num_ids = None if config is None else getattr(config.get_text_config(), "vocab_size", None)
+        reader = Tokenizer(tokenizer, max_length, num_ids)
+        if task == "causal_lm":
+            dataset = _blocks(splits, text, clients, reader)
+        else:
+            dataset = _texts(splits, text, label, classes, reader, () if config is None else _labels(config.id2label))
+    if clients is not None:
+        natural = clients if dataset.natural is None else dataset.natural
+        dataset = replace(dataset, natural=natural, client_names=client_names)
+    if not test_fraction:
+        return dataset
+    count = max(round(test_fraction * len(dataset.train)), 1)
+    return hold_out(dataset, count, seed, f"data.test_fraction={test_fraction}, {count} samples,")
 
 
 def prepared_files(data: Split, num_classes: int, pad_token_id: int | None = None) -> Dataset:
@@ -101,17 +125,24 @@ def prepared_files(data: Split, num_classes: int, pad_token_id: int | None = Non
     return Dataset("files", none, none, num_classes, shape, prepare, ignore_index=IGNORED, pad_token_id=pad_token_id)
 
 
-def _clients(names: Sequence[Hashable]) -> Partition:
-    """Return the indices of each client's rows; the clients are sorted by name."""
-    kinds, owners = np.unique(np.asarray(names), return_inverse=True)
-    return np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners, minlength=len(kinds)))[:-1])
+def _clients(names: Sequence[str]) -> tuple[Partition, tuple[str, ...]]:
+    """Return the indices of each client's rows, and the clients' names, sorted."""
+    kinds = ordered(names)
+    number = {name: client for client, name in enumerate(kinds)}
+    owners = np.array([number[name] for name in names])
+    return np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1]), tuple(kinds)
 
 
 def _texts(
-    splits: dict[str, Rows], text: str, label: str, classes: tuple[str | int, ...] | None, tokenizer: Tokenizer
+    splits: dict[str, Rows],
+    text: str,
+    label: str,
+    classes: tuple[str | int, ...] | None,
+    tokenizer: Tokenizer,
+    labels: Sequence[str],
 ) -> Dataset:
-    """Return padded texts with classes."""
-    targets, names = _classes(splits, label, classes)
+    """Return padded texts with classes, in the order of the model's labels if it has the same."""
+    targets, names = _classes(splits, label, classes, labels)
     parts = {name: Split(tokenizer.padded(rows.texts(text)), targets[name]) for name, rows in splits.items()}
     shape = (tokenizer.max_length,)
     return _dataset(parts, len(names), shape, class_names=names, pad_token_id=tokenizer.pad_token_id)
@@ -131,23 +162,35 @@ def _blocks(splits: dict[str, Rows], text: str, clients: Partition | None, token
 
 
 def _images(
-    splits: dict[str, Rows], image: str, label: str, classes: tuple[str | int, ...] | None, size: int | None
+    splits: dict[str, Rows],
+    image: str,
+    root: Path,
+    label: str,
+    classes: tuple[str | int, ...] | None,
+    size: int | None,
+    shape: Shape | None,
 ) -> Dataset:
     """Return images of one size with classes: gray if all of them are, else in color."""
     targets, names = _classes(splits, label, classes)
-    files = {name: rows.files(image) for name, rows in splits.items()}
-    first = next(iter(splits))
-    with reading(Path(splits[first].source)):
-        _, height, width = shape_of(files[first][0])
-    channels = 1
-    for name, rows in splits.items():
-        with reading(Path(rows.source)):
-            channels = max(channels, *(shape_of(file)[0] for file in files[name]))  # a color image may follow gray ones
-    shape = (channels, height, width) if size is None else (channels, size, size)
-    parts = {}
-    for name, rows in splits.items():
-        with reading(Path(rows.source)):
-            parts[name] = Split(decode(files[name], shape, resize=size is not None), targets[name])
+    read = {name: rows.images(image, root) for name, rows in splits.items()}
+    given, channels = shape, 1
+    for files, place in read.values():
+        for row, file in enumerate(files):
+            with reading(place(row)):
+                found = shape_of(file)
+            shape, channels = shape or found, max(channels, found[0])  # a color image may follow gray ones
+            if size is None and found[1:] != shape[1:]:
+                raise UserError(
+                    "{} has {}x{} pixels, not {}x{}; set data.size=… to resize all images".format(
+                        place(row), *found[:0:-1], *shape[:0:-1]
+                    )
+                )
+    assert shape is not None  # there are images
+    shape = (channels if given is None else given[0], *(shape[1:] if size is None else (size, size)))
+    parts = {
+        name: Split(decode(files, shape, size is not None, place), targets[name])
+        for name, (files, place) in read.items()
+    }
     return _dataset(parts, len(names), shape, class_names=names, prepare=standardize)
 
 
@@ -158,28 +201,44 @@ def _dataset(parts: dict[str, Split], num_classes: int, shape: tuple[int, ...], 
     return replace(Dataset("files", EMPTY, EMPTY, num_classes, shape), train=train, test=test, **facts)
 
 
+def _labels(id2label: dict[int, str]) -> tuple[str, ...]:
+    """Return the names of a model's classes, in their order."""
+    return tuple(str(id2label[number]) for number in sorted(id2label))
+
+
 def _classes(
-    splits: dict[str, Rows], label: str, classes: tuple[str | int, ...] | None
+    splits: dict[str, Rows], label: str, classes: tuple[str | int, ...] | None, labels: Sequence[str] = ()
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     """Return the class of each row as its index in the classes, int64 (rows,), and the classes' names.
 
+    The order is that of `classes`, else of the model's `labels` with these names, of the files' metadata, or sorted.
+
     Raises:
-        UserError: a row has none of the classes, or a class is named twice.
+        UserError: a row has none of the classes, a class is named twice, or `classes` has another order than `labels`.
     """
     if repeated := [name for name, count in Counter(map(str, classes or ())).items() if count > 1]:
         raise UserError(f"data.classes names {join_first(repeated)} more than once; name each class once")
-    values = {name: rows.names("label", label) for name, rows in splits.items()}
+    values = {name: rows.names(label) for name, rows in splits.items()}
     first = next(iter(splits))
-    known: Sequence[Any] = classes or splits[first].class_names(label) or sorted(set(values[first]))
-    names = tuple(str(name) for name in known)
+    names = tuple(map(str, classes or splits[first].classes.get(label) or ordered(values[first])))
+    place = {name.casefold(): number for number, name in enumerate(labels)}
+    if len(place) == len(names) == len(labels) and place.keys() == {name.casefold() for name in names}:
+        of_model = tuple(sorted(names, key=lambda name: place[name.casefold()]))
+        if classes and names != of_model:
+            raise UserError(
+                f"data.classes=[{join_first(names)}] is not the order of the weights' own classes; leave it out, or "
+                f"set data.classes=[{', '.join(of_model)}]"
+            )
+        names = of_model
+    if len(names) == 1:
+        log.warning("all samples have the class %s: there is nothing to learn", names[0])
     index = {name: number for number, name in enumerate(names)}
     of = "data.classes" if classes else "the training files"
     for name, rows in splits.items():
-        if unknown := sorted({str(value) for value in values[name]} - index.keys()):
+        if unknown := ordered(set(values[name]) - index.keys()):
             raise UserError(
                 f"{rows.source} has the classes {join_first(unknown)}, which {of} lack; they have {join_first(names)}"
             )
     return {
-        name: torch.tensor([index[str(value)] for value in column], dtype=torch.int64)
-        for name, column in values.items()
+        name: torch.tensor([index[value] for value in column], dtype=torch.int64) for name, column in values.items()
     }, names

@@ -3,9 +3,10 @@
 Hugging Face's parquet layout has one row per image: a struct with the encoded file, and an integer label.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,10 +63,8 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
     if not rows:
         raise UserError(f"{where} holds no images; replace it with a valid copy")
     encoded, labels = zip(*rows, strict=True)
-    with reading(where):  # an image or a label may be missing
-        return Images(
-            decode(encoded, shape), torch.tensor(labels), next(filter(None, map(lossy_encoding, encoded)), "")
-        )
+    inputs = decode(encoded, shape, place=lambda row: f"{where}, image {row + 1}")
+    return Images(inputs, torch.tensor(labels), next(filter(None, map(lossy_encoding, encoded)), ""))
 
 
 def lossy_encoding(file: bytes) -> str:
@@ -124,6 +123,26 @@ def shape_of(file: bytes) -> Shape:
         return (1 if image.mode in ("1", "L") or image.mode.startswith("I;16") else 3, height, width)
 
 
+def is_image(path: Path) -> bool:
+    """Return whether a file is an image that Pillow can read, or is named like one and may be damaged."""
+    from PIL import Image  # noqa: PLC0415 - heavy
+
+    if path.suffix.lower() in _suffixes():
+        return True
+    with suppress(Exception), Image.open(path):
+        return True
+    return False
+
+
+@cache
+def _suffixes() -> frozenset[str]:
+    """Return how the names of images that Pillow can read end."""
+    from PIL import Image  # noqa: PLC0415 - heavy
+
+    formats = Image.registered_extensions()
+    return frozenset(suffix for suffix, format in formats.items() if format in Image.OPEN)
+
+
 def _opened(file: bytes) -> Any:
     """Open an image file of any format.
 
@@ -173,20 +192,30 @@ def _pixels(image: Any, mode: str, size: tuple[int, int], resize: bool) -> bytes
     return pixels
 
 
-def decode(encoded: Iterable[bytes], shape: Shape, resize: bool = False) -> Tensor:
+def decode(
+    encoded: Iterable[bytes],
+    shape: Shape,
+    resize: bool = False,
+    place: Callable[[int], str] = lambda row: f"image {row + 1}",
+) -> Tensor:
     """Decode image files into a uint8 tensor (images, channels, height, width).
 
     Photos are turned upright, and of 16 bits the upper 8 are kept. The sizes that the files state are checked before
     their pixels are decoded: a small file may hold a huge image.
-    With `resize`, images of other sizes are stretched or shrunk, bilinearly.
+
+    Args:
+        encoded: image files.
+        shape: (channels, height, width) of the images.
+        resize: stretch or shrink images of other sizes, bilinearly.
+        place: where an image, counted from 0, is from, for messages.
 
     Raises:
-        ValueError: an image has another size.
+        UserError: an image is damaged, or has another size.
     """
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - heavy
 
     encoded, mode = list(encoded), {1: "L", 3: "RGB"}[shape[0]]
-    with _opened(encoded[0]) as first:
+    with reading(place(0)), _opened(encoded[0]) as first:
         formats = (first.format or "",)  # naming the format halves the time: no guessing
 
     channels, height, width = shape
@@ -197,16 +226,15 @@ def decode(encoded: Iterable[bytes], shape: Shape, resize: bool = False) -> Tens
         except UnidentifiedImageError:  # of another format than the first
             return _opened(file)
 
-    def pixels(chunk: Sequence[bytes]) -> bytes:
+    def pixels(start: int) -> bytes:
         parts = []
-        for file in chunk:
-            with opened(file) as image:
+        for row, file in enumerate(encoded[start : start + CHUNK], start):
+            with reading(place(row)), opened(file) as image:
                 parts.append(_pixels(image, mode, (width, height), resize))
         return b"".join(parts)
 
-    chunks = [encoded[start : start + CHUNK] for start in range(0, len(encoded), CHUNK)]
     with ThreadPoolExecutor(THREADS) as pool:
-        raw = bytearray().join(pool.map(pixels, chunks))
+        raw = bytearray().join(pool.map(pixels, range(0, len(encoded), CHUNK)))
     images = np.frombuffer(raw, dtype=np.uint8).reshape(-1, height, width, channels)
     # A copy in any case: the strides of one channel, which kernels are chosen by, must not depend on how it was read.
     return torch.from_numpy(images).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)

@@ -53,7 +53,7 @@ def read_tiny_imagenet(folder: Path, training: bool) -> Images:
     else:
         lines = [line.split("\t") for line in (tree / "val" / "val_annotations.txt").read_text("utf-8").splitlines()]
         files = [(tree / "val" / "images" / line[0], number[line[1]]) for line in lines]
-    inputs = decode((file.read_bytes() for file, _ in files), (3, 64, 64))
+    inputs = decode((file.read_bytes() for file, _ in files), (3, 64, 64), place=lambda row: str(files[row][0]))
     return Images(inputs, torch.tensor([label for _, label in files]))
 
 

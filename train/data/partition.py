@@ -144,8 +144,12 @@ def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Par
         )
     if num_clients > len(clients):
         raise UserError(f"clients.count={num_clients} is more than the {len(clients)} natural clients of the data")
-    chosen = np.sort(rng.choice(len(clients), num_clients, replace=False))
-    return [clients[client] for client in chosen]
+    return [clients[client] for client in choose_clients(len(clients), num_clients, rng)]
+
+
+def choose_clients(available: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return which of the clients of the data take part, ascending."""
+    return np.sort(rng.choice(available, count, replace=False))
 
 
 def by_column(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, column: str) -> Partition:

@@ -1,6 +1,7 @@
 """Turn texts into token ids: padded to one length for a class each, or packed in blocks to predict the next token."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,20 @@ class Tokenizer:
     Args:
         name: folder or hub id.
         max_length: of a row of ids.
+        num_ids: that the model can read, if it is known.
 
     Raises:
         ImportError: `transformers` is missing.
         UserError: the tokenizer cannot be loaded, has no id for padding, or reads shorter rows only.
     """
 
-    def __init__(self, name: str, max_length: int) -> None:
+    def __init__(self, name: str, max_length: int, num_ids: int | None = None) -> None:
         try:
             from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise ImportError(f"data.tokenizer needs Hugging Face's transformers: {EXTRA} ({error})") from error
         with reading(name, f"data.tokenizer={safe_repr(name)}"):
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(name)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         longest = self._tokenizer.model_max_length  # huge where it is not known
         if not 1 <= max_length <= longest:
             raise UserError(f"data.max_length={max_length} must be 1 to {longest}, which {safe_repr(name)} allows")
@@ -41,13 +43,18 @@ class Tokenizer:
         if pad is None and self._eos is None:
             raise UserError(f"data.tokenizer={safe_repr(name)} has no padding token; add one to its special tokens")
         self.pad_token_id: int = self._eos if pad is None else pad
-        self.max_length = max_length
+        self.max_length, self._num_ids = max_length, inf if num_ids is None else num_ids
 
     def __len__(self) -> int:
-        return len(self._tokenizer)
+        """Return the largest id and one: some ids may be left out."""
+        return 1 + max(self._tokenizer.get_vocab().values())
 
     def padded(self, texts: Sequence[str]) -> Tensor:
-        """Return the ids of texts, cut and padded on the right: int64 (texts, max_length)."""
+        """Return the ids of texts, cut and padded on the right: int64 (texts, max_length).
+
+        Raises:
+            UserError: the model does not know an id.
+        """
         ids = self._encode(texts, truncation=True, max_length=self.max_length)
         rows = np.full((len(ids), self.max_length), self.pad_token_id)
         for row, text in zip(rows, ids, strict=True):
@@ -66,6 +73,9 @@ class Tokenizer:
 
         Returns:
             The blocks, client after client, and the indices of each client's blocks.
+
+        Raises:
+            UserError: the model does not know an id.
         """
         ids = self._encode(texts)
         if self._eos is not None:
@@ -81,6 +91,14 @@ class Tokenizer:
         ids: list[list[int]] = self._tokenizer(
             list(texts), padding=False, return_attention_mask=False, verbose=False, **options
         )["input_ids"]
+        largest = [max((self.pad_token_id, *text)) for text in ids]
+        if unknown := [row for row, id in enumerate(largest) if id >= self._num_ids]:
+            token = self._tokenizer.convert_ids_to_tokens(largest[unknown[0]])
+            raise UserError(
+                f"the tokenizer has {len(self)} ids and the model {self._num_ids}: {safe_repr(token)} of text "
+                f"{unknown[0] + 1} or its padding is none of the model's; name the model's own tokenizer, or save the "
+                "model again after model.resize_token_embeddings"
+            )
         return ids
 
 

@@ -128,7 +128,10 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    roster = Roster(grid, config.model_copy(update={"device": device or config.device}), timeouts, *recall(config))
+    sent = config.model_copy(update={"device": device or config.device})
+    if config.data.takes("shape") and len(dataset.input_shape) == 3:  # a node's images may be gray, or of another size
+        sent = sent.model_copy(update={"data": config.data.model_copy(update={"shape": dataset.input_shape})})
+    roster = Roster(grid, sent, timeouts, *recall(config))
     roster.gather()
     reports: list[tuple[Client, Report]] = sorted(roster.reports.items())
     ratios = {client: report.keep_ratio for client, report in reports}

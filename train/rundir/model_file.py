@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import safetensors
@@ -17,6 +18,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 
 from models import build_model
+from models.pretrained import config_of
 from sharding import merge
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
@@ -32,7 +34,7 @@ SLACK = 10  # times the file's size that a model may take while it is built
 
 
 def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
-    """Write the dense weights of a model under their own names, with the sizes that `read_model` needs.
+    """Write the dense weights of a model under their own names, with what `read_model` needs to build it.
 
     Args:
         path: of the file.
@@ -44,7 +46,12 @@ def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Ex
         RunError: the disk is full or not writable.
     """
     sizes = {
-        name: {"input_shape": one.dataset.input_shape, "num_classes": one.dataset.num_classes}
+        name: {
+            "input_shape": one.dataset.input_shape,
+            "num_classes": one.dataset.num_classes,
+            "class_names": one.dataset.class_names,
+            "config": config_of(one.model),
+        }
         for name, one in parts.items()
     }
     if any(isinstance(part, FactorizedLayer) for part in model.modules()):
@@ -98,15 +105,15 @@ def _no_larger_than(path: Path) -> Iterator[None]:
 
 
 def _build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
-    """Build the model with random weights, without a change to torch's global generator."""
-    with torch.random.fork_rng(devices=[]):
-        models = {
-            name: build_model(
-                part.model.name,
-                input_shape=tuple(sizes[name]["input_shape"]),
-                num_classes=sizes[name]["num_classes"],
-                **part.model.options,
-            )
-            for name, part in (config.task_configs() or {config.name: config}).items()
-        }
+    """Build the model with random weights, without a change to torch's global generator, and name its classes."""
+    models: dict[str, nn.Module] = {}
+    with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
+        for name, part in (config.task_configs() or {config.name: config}).items():
+            options, known = part.model.options, sizes[name]
+            if known["config"] is not None:  # the folder of the pretrained weights may be gone
+                (Path(folder) / "config.json").write_text(json.dumps(known["config"]), encoding="utf-8")
+                options["weights"] = folder
+            shape, count = tuple(known["input_shape"]), known["num_classes"]
+            models[name] = build_model(part.model.name, input_shape=shape, num_classes=count, **options)
+            models[name].class_names = tuple(known["class_names"])  # type: ignore[assignment]  # of no module
     return nn.ModuleDict(models) if config.tasks else models[config.name]

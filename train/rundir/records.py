@@ -15,8 +15,10 @@ from pydantic.dataclasses import dataclass as checked
 
 from sharding import Plan, UserError
 from sharding.rounds.diagnostics import anme
+from train.assembly import names_of_clients
 from train.config.schema import Config
 from train.config.sections import Ratio
+from train.data.dataset import digest_of
 from train.data.partition import class_counts
 from train.experiment import Experiment, Experiments
 from train.metrics import RoundMetrics
@@ -68,7 +70,10 @@ class _Clients:
     samples: list[Count]
     keep_ratios: list[Ratio]
     classes: list[list[Count]] | None
+    class_names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     node_keys: list[str] = field(default_factory=list)
+    digest: str | None = None
 
     def __post_init__(self) -> None:
         """Check that there is one of each for every client."""
@@ -97,10 +102,8 @@ def _statistics_of(plan: Plan) -> Layers:
 
 
 def records_layers(config: Config, metrics: RoundMetrics) -> bool:
-    """Return whether a round's layers are recorded: the first, the last, and every `layers_every`-th."""
-    every, rounds = config.layers_every, metrics.round + 1
-    last = rounds == config.rounds or metrics.stopped is not None
-    return rounds == 1 or last or (every is not None and rounds % every == 0)
+    """Return whether a round's layers are recorded: those of the first and of the last."""
+    return metrics.round in (0, config.rounds - 1) or metrics.stopped is not None
 
 
 def append_layers(path: Path, round: int, model: str, layers: Layers) -> None:
@@ -125,7 +128,11 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
 
 
 def describe_clients(experiment: Experiments) -> Clients:
-    """Return, by model, each client's samples, keep ratio, and samples of each class (None for text or remote data)."""
+    """Return, by model, what is known of the data and the clients.
+
+    That is each client's number of samples, keep ratio, samples of each class (None for text or remote data) and, where
+    there are any, the names of classes and clients; and a digest of all samples on this machine.
+    """
     node_keys = {"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}
     return {name: _client_record(one) | node_keys for name, one in experiment.parts.items()}
 
@@ -150,7 +157,7 @@ def check_clients(directory: Path, clients: Clients) -> None:
     """
     for name, stored in read_clients(directory).items():
         current = clients.get(name, {})
-        if any(stored.get(key) != current.get(key) for key in ("samples", "classes")):
+        if any(stored.get(key) != current.get(key) for key in ("samples", "classes", "digest")):
             difference = f"{directory} was started with other data than the present {name}"
             raise UserError(f"{difference}; set data.root=… to the folder of those data, or choose another output=…")
 
@@ -169,10 +176,14 @@ def _client_record(experiment: Experiment) -> dict[str, object]:
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
         owned = np.split(np.arange(len(targets)), np.cumsum(sizes)[:-1])
         classes = class_counts(owned, targets.cpu().numpy(), experiment.dataset.num_classes)
+    names = names_of_clients(experiment.config, experiment.dataset)
     return {
         "samples": sizes,
         "keep_ratios": list(experiment.keep_ratios.values()),
         "classes": None if classes is None else classes.tolist(),
+        **({"class_names": list(experiment.dataset.class_names)} if experiment.dataset.class_names else {}),
+        **({"names": names} if names else {}),
+        "digest": digest_of(experiment.training, experiment.dataset.test),
     }
 
 

@@ -1,9 +1,12 @@
 """A user's own files: each format and column by hand, mistakes in one line, and the real newsgroups."""
 
 import csv
+import gzip
 import json
 import sys
 from collections.abc import Callable, Sequence
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,12 @@ import pytest
 import torch
 
 from sharding import UserError
+from train import load_model
 from train.assembly import partition_indices, read_dataset
 from train.cli.commands import main
 from train.config.schema import load_config
 from train.data import Dataset, load_dataset
 from train.data.partition import partition
-from train.data.rows import import_datasets
 from train.data.tokens import Tokenizer
 
 datasets = pytest.importorskip("datasets")
@@ -99,6 +102,110 @@ def test_files_with_named_classes_in_their_metadata_keep_the_order(tmp_path, loa
     assert (data.class_names, data.train.targets.tolist(), data.test.targets.tolist()) == (("z", "y"), [0, 1], [1])
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_files_with_leading_zeros_in_classes_and_clients_keep_them(suffix, tmp_path, load):
+    rows = [("a", ["01", "1", "02"][i % 3], ["007", "07", "7"][i % 3]) for i in range(6)]
+    write(tmp_path / f"train.{suffix}", rows, ("text", "label", "site"))
+    data = load(train=f"train.{suffix}", test=None, test_fraction=0.2, client="site")
+    assert (data.class_names, data.client_names) == (("01", "02", "1"), ("007", "07", "7"))
+    assert len(data.natural or ()) == 3
+
+
+def test_files_have_text_of_digits(tmp_path, load):
+    (tmp_path / "train.csv").write_text("text,label\n007,1.5\n7,NaN\n")
+    data = load(test="train.csv")
+    assert data.class_names == ("1.5", "NaN")
+
+
+def test_files_sort_clients_as_numbers_if_all_are_whole(tmp_path, load):
+    write(tmp_path / "train.csv", [("a", 0, site) for site in (10, 9, -1)], ("text", "label", "site"))
+    assert load(test="train.csv", client="site").client_names == ("-1", "9", "10")
+    write(tmp_path / "train.csv", [("a", 0, site) for site in (10, 9, "x")], ("text", "label", "site"))
+    assert load(test="train.csv", client="site").client_names == ("10", "9", "x")
+
+
+def test_files_read_the_named_columns_only_whatever_the_others_and_later_rows_have(tmp_path, load):
+    rows = [("a", 0 if i < 11_000 else "x", i if i < 11_000 else "n/a", "") for i in range(12_000)]
+    write(tmp_path / "train.csv", rows, ("text", "label", "note", "empty"))
+    write(tmp_path / "more.csv", [("c", "z", 1)], ("label", "text", "other"))
+    data = load(train=("train.csv", "more.csv"), test="train.csv")
+    assert (data.class_names, len(data.train)) == (("0", "c", "x"), 12_001)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
+def test_files_read_dates_as_words(suffix, tmp_path, load):
+    rows = [("2024-01-01", f"2024-01-0{1 + i % 2}", f"2024-01-0{1 + i % 3}T10:00:00") for i in range(6)]
+    write(tmp_path / f"train.{suffix}", rows, ("text", "label", "day"))
+    data = load(train=f"train.{suffix}", test=f"train.{suffix}", client="day")
+    assert data.class_names == ("2024-01-01", "2024-01-02")
+    assert data.client_names == tuple(f"2024-01-0{day}T10:00:00" for day in (1, 2, 3))
+
+
+def test_parquet_reads_whole_floats_decimals_dates_and_categories_as_text(tmp_path, load):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for values, names in (
+        (pa.array([1.0, 2.0]), ("1", "2")),
+        (pa.array([Decimal("10"), Decimal("9")]), ("9", "10")),
+        (pa.array([date(2024, 1, 1), date(2024, 1, 2)]), ("2024-01-01", "2024-01-02")),
+        (pa.array([date(2024, 1, 1)] * 2).cast("timestamp[ns]"), ("2024-01-01 00:00:00",)),
+        (pa.array(["w", "v"]).dictionary_encode(), ("v", "w")),
+        (pa.array([True, False]), ("False", "True")),
+    ):  # fmt: skip
+        parquet.write_table(pa.table({"text": ["a", "b"], "label": values}), tmp_path / "train.parquet")
+        assert load(train="train.parquet", test="train.parquet").class_names == names
+    parquet.write_table(pa.table({"text": ["a", "b"], "label": [1.0, 0.5]}), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="1 of 2 rows have neither a whole number nor a word in the column label"):
+        load(train="train.parquet", test="train.parquet")
+
+
+def test_files_that_are_compressed_or_end_in_ndjson(tmp_path, load):
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"text,label\na,x\n"))
+    (tmp_path / "test.ndjson").write_text('{"text": "b", "label": "x"}\n\n')
+    data = load(train="train.csv.gz", test="test.ndjson")
+    assert (data.train.inputs[0, 1], data.test.inputs[0, 1]) == (A, B)
+
+
+def test_message_names_the_file_of_several_and_the_row_in_it(tmp_path, load):
+    write(tmp_path / "a.csv", [("a", "x"), ("b", "x")])
+    write(tmp_path / "b.csv", [("a", "x"), ("b", "")])
+    with pytest.raises(
+        UserError, match=r"1 of 4 rows have no value in the column label, the first is row 2 of .*b\.csv"
+    ):
+        load(train=("a.csv", "b.csv"), test="a.csv")
+    write(tmp_path / "b.csv", [("a",)], ["text"])
+    with pytest.raises(UserError, match=r"b\.csv has no column 'label', but text; set data\.label"):
+        load(train=("a.csv", "b.csv"), test="a.csv")
+
+
+def test_files_with_classes_of_the_model_have_its_order(tmp_path, load):
+    names = {0: "Positive", 1: "negative", 2: "mixed"}
+    transformers.BertConfig(vocab_size=len(WORDS), id2label=names).save_pretrained(tmp_path / "net")
+    write(tmp_path / "train.csv", [("a", "mixed"), ("b", "negative"), ("c", "positive")])
+    options = {"test": "train.csv", "weights": str(tmp_path / "net")}
+    data = load(**options)
+    assert (data.class_names, data.train.targets.tolist()) == (("positive", "negative", "mixed"), [2, 1, 0])
+    message = r"is not the order of the weights' own classes; .* data\.classes=\[positive, negative, mixed\]"
+    with pytest.raises(UserError, match=message):
+        load(**options, classes=("mixed", "negative", "positive"))
+    write(tmp_path / "train.csv", [("a", "mixed"), ("b", "negative"), ("c", "other")])
+    assert load(**options).class_names == ("mixed", "negative", "other")
+
+
+def test_files_with_ids_that_the_model_lacks_raise_before_training(tmp_path, load):
+    transformers.BertConfig(vocab_size=len(WORDS) - 1).save_pretrained(tmp_path / "net")
+    write(tmp_path / "train.csv", [("a", 0), ("b c", 0)])
+    write(tmp_path / "test.csv", [("a", 0), ("b d", 0)])
+    assert len(load(test="train.csv", weights=str(tmp_path / "net")).train) == 2
+    with pytest.raises(UserError, match="the tokenizer has 9 ids and the model 8: 'd' of text 2 or its padding"):
+        load(weights=str(tmp_path / "net"))
+
+
+def test_files_with_one_class_are_warned_of(tmp_path, load, caplog):
+    write(tmp_path / "train.csv", [("a", "x"), ("b", "x")])
+    load(test="train.csv")
+    assert "all samples have the class x" in caplog.text
+
+
 def test_files_keep_words_that_mean_missing_elsewhere(tmp_path, load):
     write(tmp_path / "train.csv", [("a", "NA"), ("b", "None")])
     write(tmp_path / "test.csv", [("a", "NA")])
@@ -133,6 +240,7 @@ def test_config_implies_the_tokenizer_and_each_client_has_the_rows_of_one_value(
     config = load_config(path, ["clients.count=4"])
     with pytest.raises(UserError, match=r"clients\.count=4 is more than the 3 values in the column author"):
         partition_indices(config, read_dataset(config))
+    transformers.BertConfig(vocab_size=len(WORDS)).save_pretrained(tokenizer)
     implied = load_config(path, [f"model={{name: transformers, weights: {tokenizer}}}", "data.tokenizer=null"])
     assert torch.equal(read_dataset(implied).train.inputs, read_dataset(config).train.inputs)
     with pytest.raises(UserError, match="has no column 'writer', but text, label, author"):
@@ -228,6 +336,59 @@ def test_image_folder_has_no_hidden_files_or_classes(tmp_path, load):
     assert (data.class_names, len(data.train)) == (("dog",), 1)
 
 
+def test_image_folder_has_all_images_that_pillow_reads_and_counts_the_others(tmp_path, load, caplog):
+    for name in ("x/a.png", "x/b.ppm", "y/c.jfif", "y/d.avif", "y/noend"):
+        draw(tmp_path / "train" / name, 1) if "." in name else (tmp_path / "train" / name).write_bytes(
+            (tmp_path / "train/x/a.png").read_bytes()
+        )
+    (tmp_path / "train/x/notes.txt").write_text("none")
+    assert load(train="train", test="train").train.targets.tolist() == [0, 0, 1, 1, 1]
+    assert "left out 1 files that are no images: " in caplog.text
+    assert str(tmp_path / "train/x/notes.txt") in caplog.text
+
+
+def test_image_folder_with_a_class_without_images_or_of_splits_raises(tmp_path, load):
+    draw(tmp_path / "a/x/a.png", 1)
+    (tmp_path / "a/y").mkdir()
+    (tmp_path / "a/y/b.heic").write_bytes(b"not readable")
+    (tmp_path / "a/z").mkdir()
+    (tmp_path / "a/__MACOSX").mkdir()
+    with pytest.raises(UserError, match="a has no images in y, z; remove what is no class, or add its images"):
+        load(train="a", test="a")
+    draw(tmp_path / "b/train/x/a.png", 1)
+    draw(tmp_path / "b/val/x/a.png", 1)
+    with pytest.raises(
+        UserError, match=r"b has splits, not classes: name .*b/train, .*b/val as data\.train and data\.test"
+    ):
+        load(train="b", test="b")
+
+
+def test_image_that_is_damaged_is_named(tmp_path, load):
+    for name in ("x/a.png", "y/b.jpg", "y/c.jpg"):
+        draw(tmp_path / "train" / name, 1, (64, 64))
+    whole = (tmp_path / "train/y/c.jpg").read_bytes()
+    for content in (whole[:-100], b"", b"<html>"):
+        (tmp_path / "train/y/c.jpg").write_bytes(content)
+        with pytest.raises(UserError, match=r"cannot read .*train/y/c\.jpg: .*replace it with a valid copy"):
+            load(train="train", test="train")
+    records = [({"bytes": content, "path": None}, 1) for content in (whole, whole[:-100])]
+    write(tmp_path / "train.parquet", records, ["img", "label"])
+    with pytest.raises(UserError, match=r"cannot read .*train\.parquet, column img, row 2: "):
+        load(train="train.parquet", test="train.parquet", image="img")
+    write(tmp_path / "train.csv", [(tmp_path / "train/x/a.png", 1), (tmp_path / "train/y/c.jpg", 1)], ["img", "label"])
+    with pytest.raises(UserError, match=r"cannot read .*train\.csv, column img, row 2: "):
+        load(train="train.csv", test="train.csv", image="img")
+
+
+def test_images_have_the_given_shape(tmp_path, load):
+    draw(tmp_path / "gray/x/a.png", 9, mode="L")
+    draw(tmp_path / "color/x/a.png", 9)
+    assert load(train="gray", test="gray", shape=(3, 4, 4)).train.inputs[0, :, 0, 0].tolist() == [9, 9, 9]
+    assert load(train="color", test="color", shape=(1, 4, 4)).input_shape == (1, 4, 4)
+    with pytest.raises(UserError, match=r"gray/x/a\.png has 4x4 pixels, not 6x6; set data\.size"):
+        load(train="gray", test="gray", shape=(3, 6, 6))
+
+
 def test_image_folder_with_other_sizes_needs_a_size(tmp_path, load):
     draw(tmp_path / "train/x/a.png", 9, (4, 4), "L")
     draw(tmp_path / "train/x/b.png", 9, (6, 2), "L")
@@ -265,7 +426,7 @@ GOOD = "text,label\na,x\nb,y\n"
         (GOOD, {"text": "txt"}, "has no column 'txt', but text, label; set data.text="),
         (GOOD, {"label": "lab"}, "has no column 'lab', but text, label; set data.label="),
         (GOOD, {"client": "author"}, "has no column 'author', but text, label; set data.partition.column="),
-        (GOOD, {"image": "text"}, "no images in the column text"),
+        (GOOD, {"image": "text"}, r"train\.csv, column text, row 1 is no image: .*No such file"),
         (GOOD, {"max_length": 9}, "data.max_length=9 must be 1 to 8"),
         (GOOD, {"max_length": 0}, "data.max_length=0 must be 1 to 8"),
         (GOOD, {"tokenizer": "/nowhere"}, "cannot read data.tokenizer='/nowhere': there is no such folder, and from"),
@@ -277,15 +438,21 @@ GOOD = "text,label\na,x\nb,y\n"
         (GOOD, {"classes": ("x",)}, "has the classes y, which data.classes lack"),
         (GOOD, {"classes": ("x", "y", "y")}, "data.classes names y more than once; name each class once"),
         (GOOD, {"train": "vocab.odd"}, "no file"),
-        (GOOD, {"train": "tokenizer"}, "has no images; it needs a folder for each class"),
+        (GOOD, {"train": "tokenizer"}, "has no images; .*Tables are named by their files, as .*tokenizer/\\*\\.csv"),
         (GOOD, {"train": ("train.csv", "vocab.txt")}, "files of the kinds .csv, .txt"),
         ("text;label\na;x\n", {}, "has no column 'label', but text;label; .* set data.separator"),
         ("text,label\n,x\nb,y\n,y\n", {}, "2 of 3 rows have no value in the column text, the first is row 1"),
         ("text,label\na,\nb,y\n", {}, "1 of 2 rows have no value in the column label, the first is row 1"),
         ('text,label\n" ",x\n', {}, "1 of 1 rows have an empty text in text"),
-        ("text,label\n3,x\n", {}, "1 of 1 rows have no text in text"),
-        ("text,label\na,0.5\n", {}, "neither a whole number nor a word in the column label"),
-        ("text,label\na,x\n1,2,3\n", {}, "cannot read .*train.csv as csv: .*Expected 2 fields"),
+        (
+            "text,label\na,x\n1,2,3\n",
+            {},
+            r"cannot read .*train\.csv as csv: line 3: it has 3 fields, and the header has 2",
+        ),
+        ('text,label\n"a\nb",x\n\n1\n', {}, r"csv: line 5: it has 1 fields, and the header has 2"),
+        ('text,label\n"a,x\nb",y\n"c,x\n', {}, r"csv: line 4: unexpected end of data; correct it, or the quotes"),
+        ('text,label\n"a" b,x\n', {}, r"csv: line 2: ',' expected after"),
+        ("text,label,text\na,x,b\n", {}, r"train\.csv has 2 columns 'text'; rename all but one"),
         ("text,label\na,é\n".encode("latin-1"), {}, "set data.encoding"),
         (GOOD, {"encoding": "latinx"}, "unknown encoding: latinx"),
         ("text,label\n", {}, "train.csv has no rows"),
@@ -320,17 +487,10 @@ def test_damaged_json_and_parquet_raise(tmp_path, load):
             load(train=name, test=name)
 
 
-@pytest.mark.parametrize(
-    ("package", "call"),
-    [
-        ("datasets", import_datasets),
-        ("transformers", lambda: Tokenizer("somewhere", 4)),
-    ],
-)
-def test_files_without_a_package_raise_importerror(package, call, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"needs Hugging Face's {package}: pip install 'spectral-sharding\[transf"):
-        call()
+def test_texts_without_transformers_raise_importerror(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"needs Hugging Face's transformers: pip install 'spectral-sharding\[transf"):
+        Tokenizer("somewhere", 4)
 
 
 CONFIG = """
@@ -351,6 +511,33 @@ def test_run_on_own_text_trains_and_evaluates(tmp_path, tokenizer, monkeypatch, 
     assert main(["run", "mine.yaml", f"data.tokenizer={tokenizer}", "output=b", "data.text=txt", "--quiet"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "has no column 'txt', but text, author" in line
+
+
+SITES = """
+{name: mine, rounds: 1, model: {name: mlp, hidden: [8, 8]}, engine: sequential,
+clients: {count: 2, per_round: 2}, local: {schedule: constant}, data: {name: files, train: images.csv,
+image: image, test_fraction: 0.2, partition: {name: column, column: site}}}
+"""
+
+
+def test_run_on_own_files_records_the_names_and_resumes_with_the_same_samples_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for value in range(12):
+        draw(tmp_path / f"{value}.png", value)
+    rows = [(f"{value}.png", "yx"[value % 2], "ab c"[value % 3]) for value in range(12)]
+    write(tmp_path / "images.csv", rows, ("image", "label", "site"))
+    (tmp_path / "mine.yaml").write_text(SITES)
+    assert main(["run", "mine.yaml", "output=run", "--quiet"]) == 0
+    (clients,) = json.loads((tmp_path / "run" / "clients.json").read_text()).values()
+    assert clients["class_names"] == ["x", "y"]
+    assert len(clients["names"]) == 2
+    assert {*clients["names"]} < {"a", "b", " "}
+    model = load_model(tmp_path / "run")
+    assert model.class_names == ("x", "y")
+    assert main(["run", "mine.yaml", "output=run", "rounds=2", "--resume", "--quiet"]) == 0
+    draw(tmp_path / "3.png", 200)
+    assert main(["run", "mine.yaml", "output=run", "rounds=3", "--resume", "--quiet"]) == 2
+    assert "run was started with other data than the present mine" in capsys.readouterr().err
 
 
 @pytest.mark.real

@@ -12,7 +12,7 @@ from sharding.rounds.shard import Terms
 from train.assembly import assemble, make_model
 from train.data import DATASETS, Split, empty_dataset, load_dataset
 from train.federate.client_app import open_data, partition_of, read_data, write_data
-from train.federate.messages import config_text
+from train.federate.messages import config_text, read_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,7 +65,6 @@ def test_node_with_samples_unlike_the_dataset_raises(config, tmp_path):
 
 
 def test_node_with_its_own_csv_file_has_the_classes_of_the_server(config, tmp_path):
-    pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb")
     transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
@@ -78,6 +77,17 @@ def test_node_with_its_own_csv_file_has_the_classes_of_the_server(config, tmp_pa
     assert (dataset.num_classes, dataset.input_shape, len(dataset.train)) == (3, (4,), 0)
     with pytest.raises(UserError, match=r"may lack classes that others have; set data\.classes"):
         open_data(config(data), node)
+
+
+def test_node_with_its_own_images_has_the_shape_that_the_server_names(config, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for name in ("x/a.png", "y/b.png"):
+        (tmp_path / name).parent.mkdir()
+        image.new("L", (8, 8), 9).save(tmp_path / name)
+    ours = config("data={name: files, test: absent, classes: [x, y], shape: [3, 8, 8]}")
+    dataset, samples = open_data(read_config(config_text(ours)), {"partition-id": 0, "data": str(tmp_path)})
+    assert dataset.input_shape == (3, 8, 8)
+    assert samples.inputs[0, :, 0, 0].tolist() == [9, 9, 9]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
