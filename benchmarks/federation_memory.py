@@ -113,7 +113,7 @@ def serve(num_clients: int, layers: int) -> Row:
     config = check_config({"name": "memory", "rounds": 1, "keep_ratio": KEEP_RATIO, "clients": clients, **parts})
     grid = LeanGrid(num_clients)
     roster = Roster(grid, config, Timeouts(60, 60))
-    while len(roster.online()) < num_clients:
+    while len(roster.connected()) < num_clients:
         pass
     server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), guards=[MaxShare(MAX_SHARE)])
     job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, residual=Residual({}))

@@ -1,6 +1,7 @@
 """Build the parts of a run from a configuration."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
@@ -39,22 +40,39 @@ def assemble(config: Config) -> Experiment:
             a sampler that cannot draw.
     """
     assert not config.tasks  # `train.multi_model.assemble_models` builds several models
-    return build_experiment(config, *simulate_clients(config))
+    return build_experiment(config, simulate_clients(config))
 
 
-def simulate_clients(
-    config: Config,
-) -> tuple[Dataset, Shares, Mapping[Client, float], Mapping[Client, int], Callable[[Job], Engine]]:
-    """Return the dataset without its training split, every client's samples, r and D_c, and what creates the engine."""
+@dataclass(frozen=True)
+class Clients:
+    """The clients of a run, and what trains them.
+
+    Attributes:
+        dataset: without its training split, on the device.
+        shares: the clients' samples; empty where they are on other machines.
+        keep_ratios: r of every client.
+        num_samples: D_c of every client.
+        make_engine: creates the engine that trains them.
+    """
+
+    dataset: Dataset
+    shares: Shares
+    keep_ratios: Mapping[Client, float]
+    num_samples: Mapping[Client, int]
+    make_engine: Callable[[Job], Engine]
+
+
+def simulate_clients(config: Config) -> Clients:
+    """Read the configured dataset and distribute it among clients on this machine."""
     engine = find_engine(config)
     device = find_device(config.device)
     set_stage(f"reading {config.data.name}")
     dataset = read_dataset(config).to(device)
     set_stage(f"distributing {config.data.name} among {config.clients.count} clients")
-    clients = partition_dataset(config, dataset)
-    keep_ratios = assign_keep_ratios(config.keep_ratio, len(clients), config.seed_of_data)
-    num_samples: dict[Client, int] = {client: len(data) for client, data in clients.items()}
-    return dataset.without_training(), clients, keep_ratios, num_samples, engine
+    shares = partition_dataset(config, dataset)
+    keep_ratios = assign_keep_ratios(config.keep_ratio, len(shares), config.seed_of_data)
+    num_samples: dict[Client, int] = {client: len(data) for client, data in shares.items()}
+    return Clients(dataset.without_training(), shares, keep_ratios, num_samples, engine)
 
 
 def read_dataset(config: Config, **options: Any) -> Dataset:
@@ -81,26 +99,15 @@ def data_options(config: Config) -> dict[str, Any]:
     return {key: str(value) for key, value in implied.items() if value and data.takes(key)} | given
 
 
-def build_experiment(
-    config: Config,
-    dataset: Dataset,
-    clients: Shares,
-    keep_ratios: Mapping[Client, float],
-    num_samples: Mapping[Client, int],
-    engine: Callable[[Job], Engine],
-    sampler: Sampler | None = None,
-) -> Experiment:
-    """Build the parts that train one model. The clients' samples may be on other machines; then `clients` is empty.
+def build_experiment(config: Config, clients: Clients, sampler: Sampler | None = None) -> Experiment:
+    """Build the parts that train one model.
 
     Args:
         config: of the run.
-        dataset: without its training split, on the device.
-        clients: the samples that are on this machine.
-        keep_ratios: r of every client.
-        num_samples: D_c of every client.
-        engine: creates the engine that trains them.
-        sampler: chooses the clients; by default the configured one, which knows what shards cost.
+        clients: all that may take part.
+        sampler: chooses the clients of a round; by default the configured one, which knows what shards cost.
     """
+    dataset, keep_ratios, num_samples = clients.dataset, clients.keep_ratios, clients.num_samples
     set_stage(f"building {config.model.name}")
     planner = make_planner(config)
     built = make_model(config, dataset).to(dataset.test.targets.device)
@@ -119,9 +126,9 @@ def build_experiment(
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
     residual = planner.residual(model)
     named = ":" in config.device  # as cuda:1, and not cuda or auto
-    job = Job(model, clients, dataset, local, config.seed, config.plugins, scales, residual, one_device=named)
+    job = Job(model, clients.shares, dataset, local, config.seed, config.plugins, scales, residual, one_device=named)
     server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
-    training = clients.all()
+    training, engine = clients.shares.all(), clients.make_engine
     return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
 
 

@@ -4,10 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch
-
-from train.metrics import RoundMetrics
 
 
 class Clock:
@@ -26,8 +25,6 @@ class Clock:
             torch.cuda.synchronize()  # between phases only, never within one
         self._phases[f"seconds_{phase}"] += perf_counter() - start
 
-    def write_to(self, metrics: RoundMetrics) -> None:
-        """Set ``seconds`` since the clock was made, and ``seconds_<phase>`` of each phase."""
-        metrics.seconds = perf_counter() - self._start
-        for name, seconds in self._phases.items():
-            setattr(metrics, name, seconds)
+    def seconds(self) -> dict[str, Any]:
+        """Return ``seconds`` since the clock was made, and ``seconds_<phase>`` of each phase."""
+        return {"seconds": perf_counter() - self._start, **self._phases}

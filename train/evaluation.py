@@ -2,6 +2,7 @@
 
 import logging
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,19 +11,21 @@ from train.config.registries import cross_entropy
 from train.data import Dataset, Split
 from train.engines.memory_format import channels_last
 from train.experiment import Experiment
-from train.metrics import RoundMetrics
 
 MOST_LOGITS = 2**26  # of a batch: 256 MB in float32
 
 log = logging.getLogger(__name__)
 
 
-def scores(experiment: Experiment, metrics: RoundMetrics) -> None:
-    """Add accuracy and loss on the test split and, with `evaluate_training`, on all clients' samples."""
+def scores(experiment: Experiment) -> dict[str, Any]:
+    """Return accuracy and loss on the test split and, with `evaluate_training`, on all clients' samples, by name."""
     model, dataset = experiment.result, experiment.dataset
-    metrics.test_accuracy, metrics.test_loss = evaluate(model, dataset, dataset.test)
+    accuracy, loss = evaluate(model, dataset, dataset.test)
+    measured = {"test_accuracy": accuracy, "test_loss": loss}
     if experiment.config.evaluate_training:
-        metrics.train_set_accuracy, metrics.train_set_loss = evaluate(model, dataset, experiment.training)
+        accuracy, loss = evaluate(model, dataset, experiment.training)
+        measured |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
+    return measured
 
 
 @torch.no_grad()

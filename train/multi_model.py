@@ -5,7 +5,7 @@ The rounds have the steps of `train.rounds`, for each model. The selection also 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -188,10 +188,9 @@ def run_multi_model(
             measured[name] = measure(one, t, plans[name], selected[name], outcome, losses)
             if config.evaluates(t):
                 with clock("evaluate"):
-                    scores(one, measured[name])
+                    measured[name] = replace(measured[name], **scores(one))
 
-        metrics = models.summarize(measured)
-        clock.write_to(metrics)
+        metrics = replace(models.summarize(measured), **clock.seconds())
         history.complete(metrics)
         stops = [callback.after_round(metrics, plans) for callback in callbacks]
         if metrics.stopped or any(stops):
@@ -207,10 +206,10 @@ def assemble_models(config: Config) -> MultiModel:
     """
     configs = config.task_configs()
     simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
-    num_samples = next(iter(simulated.values()))[3]
+    num_samples = next(iter(simulated.values())).num_samples
     sampler = make_sampler(config, num_samples, dict.fromkeys(num_samples, 1.0))
     assert isinstance(sampler, TaskSampler)  # the configuration is checked
-    parts = {name: build_experiment(configs[name], *simulated[name], sampler) for name in configs}
+    parts = {name: build_experiment(configs[name], simulated[name], sampler) for name in configs}
     return MultiModel(config, parts, sampler)
 
 

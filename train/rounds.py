@@ -1,6 +1,8 @@
 """The algorithm: invite a cohort, plan its shards, train, average, step, measure, evaluate, call back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -53,14 +55,15 @@ def run_rounds(
         with clock("aggregate"):
             outcome = server.step(average)
 
-        metrics = measure(experiment, t, plan, selection, outcome, losses)
+        measured = measure(experiment, t, plan, selection, outcome, losses)
+        evaluation: dict[str, Any] = {}
         if fedavg is not None:
-            metrics.alignment = fedavg.cosine(server.model)
+            evaluation["alignment"] = fedavg.cosine(server.model)
         if evaluates:
             with clock("evaluate"):
-                scores(experiment, metrics)
+                evaluation |= scores(experiment)
 
-        clock.write_to(metrics)
+        metrics = replace(measured, **evaluation, **clock.seconds())
         history.complete(metrics)
         stops = [callback.after_round(metrics, plan) for callback in callbacks]
         if metrics.stopped or any(stops):

@@ -43,7 +43,7 @@ def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False
 
     Args:
         config: of the run.
-        callbacks: called after those that write the run's files, and closed at the end.
+        callbacks: act after each round, and are closed at the end.
         resume: continue the run that the directory holds, from its last checkpoint; with more rounds where the schedule
             leaves the earlier ones unchanged.
         build: builds the parts of the run; a simulation by default.

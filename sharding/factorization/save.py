@@ -22,7 +22,7 @@ from sharding.factorization.support import TO_BUILD, TO_SAVE, check_supported
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
 from sharding.matrices.quantization import Format, format_of
-from sharding.modules.copies import fill, meta_copy
+from sharding.modules.copies import check_has_values, fill, meta_copy
 from sharding.modules.wrappers import full_tensor, is_distributed, named_modules, named_state, unwrap
 
 FORMAT = 1
@@ -102,7 +102,8 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     ]
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
-    fill(small, {id(slots[name]): tensors[name].to(device) for name in names}, folder)
+    fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
+    check_has_values(small, folder)
     return small.to(device)  # buffers that are not in the folder
 
 

@@ -4,7 +4,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-from sharding.matrices.quantization import dequantize
 from sharding.modules.wrappers import full_tensor
 
 
@@ -24,12 +23,8 @@ class FactorizedEmbedding(FactorizedLayer):
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(input, self.u, self.padding_idx)
         vectors = F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
-        if self.residual is not None:
-            frozen = dequantize(self.residual[input.flatten()], self.embedding_dim, self.v.dtype)
-            vectors = vectors + frozen.view_as(vectors)
-        if self.tail is not None:
-            u, v = self._dequantized_tail(self.v.dtype)
-            vectors = vectors + (u[:, input.flatten()].mT @ v).view_as(vectors)
+        for part in self.frozen:
+            vectors = vectors + part.select(input.flatten(), self.v.dtype).view_as(vectors)
         return vectors
 
     def _clear(self, layer: nn.Module) -> None:

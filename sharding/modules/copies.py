@@ -1,4 +1,4 @@
-"""Copy models, with their values or on the meta device, and fill a copy with values."""
+"""Copy models, with their values or on the meta device, and give a copy values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.modules.wrappers import named_buffers, named_parameters, rebuild_wrappers, unwrap
+from sharding.modules.state import as_real
+from sharding.modules.wrappers import distribute_like, named_buffers, named_parameters, rebuild_wrappers, unwrap
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
@@ -46,16 +47,34 @@ def meta_parameter(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
-def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None:
-    """Replace parameters and buffers of a copy on the meta device, in place; what is frozen stays frozen.
+def load(model: nn.Module, values: Iterable[tuple[Tensor, Tensor]], copy: bool) -> None:
+    """Give parameters and buffers of a model values, in place; what is frozen stays frozen.
 
     Args:
-        model: the copy.
-        values: by the `id` of the entry to replace.
-        source: names the origin of the values, in the error.
+        model: plain or wrapped; a parameter or buffer of it on the `meta` device gets memory where its value is.
+        values: pairs of an entry of the model and its value, as real numbers, in any type.
+        copy: False lets entries on the `meta` device be the values themselves where the type is the same.
+    """
+    new = dict[int, Tensor]()
+    for entry, value in values:
+        if not entry.is_meta:
+            target = as_real(entry)
+            target.copy_(distribute_like(value.to(target.device, target.dtype), target))
+        elif value.dtype == entry.dtype and not copy:
+            new[id(entry)] = value
+        else:
+            new[id(entry)] = torch.empty_strided(entry.shape, entry.stride(), dtype=entry.dtype, device=value.device)
+            as_real(new[id(entry)]).copy_(value)
+    if new:
+        fill(model, new)
 
-    Raises:
-        UserError: an entry has no value.
+
+def fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
+    """Replace parameters and buffers of a model, in place; what is frozen stays frozen.
+
+    Args:
+        model: plain or wrapped.
+        values: by the `id` of the entry to replace.
     """
     made: dict[int, Tensor] = {}
     for module in model.modules():
@@ -65,6 +84,14 @@ def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None
                     new = nn.Parameter(value, entry.requires_grad) if isinstance(entry, nn.Parameter) else value
                     entries[key] = made.setdefault(id(entry), new)  # one for all names of a tied one
     rebuild_wrappers(model)
+
+
+def check_has_values(model: nn.Module, source: object) -> None:
+    """Check that no parameter or buffer of a model is on the meta device.
+
+    Raises:
+        UserError: one is; the message names `source`, where the values come from.
+    """
     empty = [name for name, part in (*named_parameters(model), *named_buffers(model)) if part.is_meta]
     if empty:
         raise UserError(

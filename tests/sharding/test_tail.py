@@ -247,6 +247,15 @@ def test_loaded_shard_replaces_the_tail_or_removes_it():
     assert torch.equal(small(x), first)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_symbolic_trace_of_a_layer_with_residual_and_tail_is_equal(kind):
+    make, x = LAYERS[kind]
+    model = factorize(nn.Sequential(make()), 0.5, skip=(), also=("*",), residual="int4")
+    small = client_model(model, planned(model, "int4").shard("weak"), residual=ShardPlanner().residual(model))
+    assert [part.by_terms for part in small[0].frozen] == [False, True]
+    torch.testing.assert_close(torch.fx.symbolic_trace(small)(x), small(x))
+
+
 def test_wrapped_structure_gets_its_tail():
     model, x = nn.Sequential(nn.Linear(40, 40)), torch.randn(2, 40)
     shard = planned(model).shard("weak")

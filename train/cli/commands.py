@@ -152,13 +152,11 @@ def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
-    from train.federate.launch import federate, settings_of  # noqa: PLC0415
-    from train.federate.roster import Timeouts  # noqa: PLC0415
-    from train.federate.server_app import read  # noqa: PLC0415  # Flower is an extra
+    from train.federate.launch import configure, federate  # noqa: PLC0415
+    from train.federate.roster import Timeouts  # noqa: PLC0415  # Flower is an extra
 
     timeouts = Timeouts(args.start_timeout, args.round_timeout)
-    settings = settings_of(args.config, args.overrides, args.nodes, timeouts)
-    config = read(settings)
+    config, settings = configure(args.config, args.overrides, args.nodes, timeouts)
     with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)
     _report_run(config, bool(progress.idle), args.line, console)

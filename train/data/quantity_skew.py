@@ -80,9 +80,9 @@ def power_law_classes(
     samples: int = 0,
     classes: Sequence[int] = (1, 6),
 ) -> Partition:
-    """Give the clients sizes as `power_law_sizes` has them, and a random number of classes each, whatever their size.
+    """Give the k-th largest client a size in proportion to k^−α, and each client a random number of classes.
 
-    Luo et al. 2024 (arXiv 2404.13804), Setups 1 and 3.
+    The number of classes does not depend on the size. Luo et al. 2024 (arXiv 2404.13804), Setups 1 and 3.
 
     Args:
         dataset: with classes.

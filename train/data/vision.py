@@ -66,7 +66,7 @@ SOURCES = {
 
 
 def load_images(name: str, root: str | Path | None = None, download: bool = False) -> Dataset:
-    """Load an image dataset of `SOURCES` from `root`, in Hugging Face's parquet layout or the official one.
+    """Load the images from `root`, in Hugging Face's parquet layout or the official one.
 
     Args:
         name: a key of `SOURCES`.
@@ -88,7 +88,7 @@ def load_images(name: str, root: str | Path | None = None, download: bool = Fals
 
 
 def empty_images(name: str, **_: object) -> Dataset:
-    """Return the dataset of `SOURCES` without its samples."""
+    """Return an image dataset without its samples."""
     source = SOURCES[name]
     return Dataset(name, EMPTY, EMPTY, source.num_classes, source.shape, standardize, source.augment)
 

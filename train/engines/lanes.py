@@ -24,12 +24,13 @@ from sharding import Plan, Shard, Update, client_model, clip_and_decay
 from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import named_modules, unwrap
 from sharding.rng import seed_of
+from sharding.rounds.client import train_model
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
 from sharding.rounds.shard import Terms
 from train.engines.capture import CAPTURES, Capturing, Draws, Step, make_capturable, restart, starts_at_zero
 from train.engines.engine import Engine, Job, Replies, Reply
-from train.engines.local_training import make_optimizer, raw_batches, take_step
+from train.engines.local_training import loss_of, make_optimizer, raw_batches
 from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import UnsentBuffer, unsent_buffers
 
@@ -142,6 +143,7 @@ class Lane:
         make_capture = CAPTURES.get(device.type)
         self._capture = None if make_capture is None else make_capture(self._stream)
         self._shared = starts_at_zero(job.local.optimizer)
+        self._loss = loss_of(job.dataset, job.local)
         self._unsent: list[tuple[UnsentBuffer, Tensor | None]] = []
         self._draws = Draws(device)
         self._steps: dict[int, Step] = {}
@@ -191,7 +193,6 @@ class Lane:
                 layer.tail = place.copy_(layer.tail)
         for (module, name, value), buffer in self._unsent:
             module._buffers[name] = buffer if buffer is None or value is None else buffer.copy_(value)
-        self._model.train()
         self._start_optimizer(shard, lr)
         self._counter.zero_()
         self._total.zero_()
@@ -241,7 +242,8 @@ class Lane:
     def _function(self, size: int) -> None:
         """Take a step on the next batch, which has this size."""
         inputs, targets = (part.index_select(0, self._counter)[0, :size] for part in (self._inputs, self._targets))
-        self._total += take_step(self._model, self._optimizer, inputs, targets, self.job.dataset, self.job.local)
+        (loss,) = train_model(self._model, [(inputs, targets)], self._optimizer, self._loss)
+        self._total += loss
         self._counter += 1
 
 

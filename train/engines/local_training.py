@@ -1,6 +1,6 @@
-"""A client's training in one round: any torch optimizer on its shard, with clipping and decay."""
+"""What a configuration says of a client's training in one round: its optimizer, batches, loss and precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -8,12 +8,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sharding.rng import generator, seed_of
+from sharding.rounds.client import train_model
 from sharding.rounds.optim import can_be_fused, clip_and_decay
 from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
 from train.engines.memory_format import channels_last
+
+RawBatch = tuple[Tensor, Tensor]  # inputs as they are stored, and targets
 
 
 def train_locally(
@@ -36,31 +39,25 @@ def train_locally(
         clip: τ, or None for no clipping.
         key: (seed, round, client); determines the order of the samples, flips and dropout.
     """
-    model.train()
     optimizer = make_optimizer(model, local, lr)
     optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))
     device = data.targets.device
-    total, steps = torch.zeros((), device=device), 0
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of("dropout", *key))
-        for inputs, targets in raw_batches(data, dataset, local, key):
-            total += take_step(model, optimizer, inputs, targets, dataset, local)
-            steps += 1
-    return total / steps
+        losses = train_model(model, raw_batches(data, dataset, local, key), optimizer, loss_of(dataset, local))
+    return sum(losses, torch.zeros((), device=device)) / len(losses)
 
 
-def take_step(
-    model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, dataset: Dataset, local: LocalConfig
-) -> Tensor:
-    """Take an optimizer's step on a raw batch, and return the loss before it, a scalar left on the device."""
-    inputs = channels_last(dataset.prepare(inputs))
-    low = local.precision == "bfloat16"
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
-        loss = LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+def loss_of(dataset: Dataset, local: LocalConfig) -> Callable[[nn.Module, RawBatch], Tensor]:
+    """Return the function of a model and a raw batch that is minimized; it prepares the batch."""
+
+    def loss(model: nn.Module, batch: RawBatch) -> Tensor:
+        inputs, targets = channels_last(dataset.prepare(batch[0])), batch[1]
+        low = local.precision == "bfloat16"
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=low):  # matrix products; the rest stays float32
+            return LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
+
+    return loss
 
 
 def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer:
@@ -87,9 +84,7 @@ def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[in
     return Split(inputs, data.targets[order])
 
 
-def raw_batches(
-    data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def raw_batches(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Iterator[RawBatch]:
     """Yield raw batches in order of use; the last of an epoch may be smaller than the others."""
     drawn = draw_passes(data, dataset, local, key)
     length = len(data) if local.steps is None else len(drawn)

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
-from train.assembly import build_experiment, find_device, read_dataset
+from train.assembly import Clients, build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
@@ -55,9 +55,13 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def read(settings: dict[str, Any]) -> Config:
-    """Return the configuration, with a checkpoint each round and a bound on each client's weight."""
+    """Return the configuration of Flower's run configuration."""
     overrides = shlex.split(settings["overrides"])
-    config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
+    return federated(with_directory(load_config(ROOT / settings["config"], overrides), overrides))
+
+
+def federated(config: Config) -> Config:
+    """Return the configuration with a checkpoint each round and a bound on each client's weight."""
     guards = config.aggregation
     if guards.max_share is None:
         guards = guards.model_copy(update={"max_share": MAX_SHARE})
@@ -137,7 +141,7 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
         if size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
-    experiment = build_experiment(config, dataset, nobody, ratios, samples, partial(NodesEngine, roster))
+    experiment = build_experiment(config, Clients(dataset, nobody, ratios, samples, partial(NodesEngine, roster)))
     experiment.node_keys = roster.node_keys()
     return experiment
 

@@ -5,7 +5,7 @@ from functools import partial
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from digits.task import fit, load_data, make_model, test
+from digits.task import KEEP_RATIOS, fit, load_data, make_model, test
 from sharding import init_empty
 from sharding.flower import evaluate_message, query_message, train_message
 
@@ -16,7 +16,7 @@ app = ClientApp()
 def query(message: Message, context: Context) -> Message:
     """Report the keep ratio in the node's configuration; a simulation's nodes have none, so they take turns."""
     partition = context.node_config["partition-id"]
-    return query_message(message, context, keep_ratio=(0.1, 0.25)[partition % 2])
+    return query_message(message, context, keep_ratio=KEEP_RATIOS[partition % 2])
 
 
 @app.train()

@@ -4,8 +4,8 @@ import torch
 from flwr.app import ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from digits.task import load_data, make_model, test
-from sharding import Server, ShardPlanner
+from digits.task import KEEP_RATIOS, load_data, make_model, test
+from sharding import recipes
 from sharding.flower import SpectralSharding
 
 app = ServerApp()
@@ -15,9 +15,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds; test the whole model after each."""
     torch.manual_seed(0)
-    model, whole, data = make_model(), make_model(), load_data()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.8, nesterov=True)
-    strategy = SpectralSharding(Server(model, ShardPlanner("top_n"), optimizer))
+    whole, data = make_model(), load_data()
+    strategy = SpectralSharding(recipes.tuned(make_model(), KEEP_RATIOS))
 
     def evaluate(server_round, arrays):
         whole.load_state_dict(arrays.to_torch_state_dict())

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from sharding import clip_and_decay
 
+KEEP_RATIOS = {0: 0.1, 1: 0.25}  # of nodes whose number is even, and odd
 NUM_PARTITIONS = 10  # nodes with the same number modulo this have the same data
 
 

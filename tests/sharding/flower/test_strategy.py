@@ -44,7 +44,7 @@ def _identity(monkeypatch):
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(exchange_module, "POLL", 0.0)
-    monkeypatch.setattr("sharding.flower.strategy.sleep", lambda seconds: None)
+    monkeypatch.setattr("sharding.flower.nodes.sleep", lambda seconds: None)
 
 
 def make_model():
@@ -331,25 +331,27 @@ def test_node_without_keep_ratio_is_left_out(caplog):
 def test_node_whose_report_fails_is_asked_again_after_a_minute(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
-    nodes, grid = Nodes(), StubGrid(make_app(structure_of(), train), configs() | {999: {"partition-id": 1}})
-    assert sorted(nodes.connected(grid)) == [0, 2]
+    grid = StubGrid(make_app(structure_of(), train), configs() | {999: {"partition-id": 1}})
+    nodes = Nodes(grid)
+    assert sorted(nodes.connected()) == [0, 2]
     grid.settings[999] = configs()[999]
     for clock[0], clients in ((59.0, [0, 2]), (60.0, [0, 1, 2])):
-        assert sorted(nodes.connected(grid)) == clients
+        assert sorted(nodes.connected()) == clients
 
 
 def test_node_whose_report_is_lost_is_asked_again_but_no_round_waits_twice(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
-    nodes, grid = Nodes(), StubGrid(make_app(structure_of(), train), configs())
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    nodes = Nodes(grid)
     grid.bend[999] = lambda reply: []
     seen = []
     for clock[0] in (0.0, 59.0, 60.0, 600.0):
-        seen.append((sorted(nodes.connected(grid)), nodes.waits))
+        seen.append((sorted(nodes.connected()), nodes.waits))
     assert seen == [([0, 2], True), ([0, 2], True), ([0, 2], False), ([0, 2], False)]
     del grid.bend[999]
     clock[0] = 1200.0
-    assert sorted(nodes.connected(grid)) == [0, 1, 2]
+    assert sorted(nodes.connected()) == [0, 1, 2]
     assert [node for node, _, _ in grid.pushed] == [998, 999, 1000, 999, 999]
 
 
@@ -620,9 +622,8 @@ def test_round_begins_although_a_node_restarts_again_and_again(monkeypatch):
         clock[0] += seconds
         assert clock[0] < 100
 
-    for module in ("nodes", "strategy"):
-        monkeypatch.setattr(f"sharding.flower.{module}.monotonic", lambda: clock[0])
-    monkeypatch.setattr("sharding.flower.strategy.sleep", sleep)
+    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
+    monkeypatch.setattr("sharding.flower.nodes.sleep", sleep)
     strategy, _, grid = run(server_of(), Flapping(make_app(structure_of(), train), configs()), rounds=1)
     assert clock == [60.0]
     assert strategy.failures == {}
