@@ -81,28 +81,30 @@ class LanesEngine(Engine):
     def _next_wave(self, plan: Plan, waiting: deque[Client]) -> dict[Client, "Lane"]:
         """Take the next clients for which there are lanes, at least one, and return each with its lane."""
         wave: dict[Client, Lane] = {}
+        promised = 0  # bytes of new lanes, which take their memory when they train
         while waiting and len(wave) < self._most:
             wanted, busy = form(plan, waiting[0]), list(wave.values())
             lanes = self._lanes.setdefault(wanted, [])
             lane = next((lane for lane in lanes if lane not in busy), None)
-            if lane is None and not self._has_room(wanted):
+            if lane is None and not self._has_room(wanted, promised):
                 if busy:
                     break
                 self.close()
                 lanes = self._lanes.setdefault(wanted, [])
             if lane is None:
                 lanes.append(lane := Lane(self.job, self._capturing))
+                promised += self._nbytes.get(wanted, 0)
             wave[waiting.popleft()] = lane
             if self._is_cuda and wanted not in self._nbytes:
                 break  # the first of a form trains alone, which tells how much memory a lane takes
         return wave
 
-    def _has_room(self, wanted: Form) -> bool:
-        """Return whether there is memory for another lane, as far as known."""
+    def _has_room(self, wanted: Form, promised: int) -> bool:
+        """Return whether there is memory for another lane besides what is promised, as far as known."""
         if not self._is_cuda:
             return True
         free, _ = torch.cuda.mem_get_info(self.job.device)
-        return wanted in self._nbytes and free > HEADROOM * self._nbytes[wanted]
+        return wanted in self._nbytes and free > HEADROOM * (promised + self._nbytes[wanted])
 
     def _reserved(self, reset: bool = False) -> int:
         """Return the bytes that torch has reserved on the GPU, at most since the last reset."""

@@ -329,23 +329,25 @@ def test_first_lane_tells_how_many_more_there_is_memory_for(monkeypatch):
     job = job_of("resnet")
     engine = LanesEngine(job)
     engine._is_cuda, engine._most = True, 100
-    reserved = iter([1000, 1400, 1000, 1600])  # before and after the first client of each keep ratio
+    reserved = iter([1000, 1100, 2000, 2100])  # before and after the first client of each keep ratio: 100 for a lane
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: next(reserved))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1800 - 400 * lanes_of(engine), 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (550 - 100 * trained_lanes(engine), 0))
     waves = []
     wave_of = engine._next_wave
     monkeypatch.setattr(engine, "_next_wave", lambda *given: waves.append(wave_of(*given)) or waves[-1])
-    plan = make_plan(job)
-    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine.train(plan, 0, LR)))
-    assert [list(wave) for wave in waves[:2]] == [[0], [1]]
-    assert max(map(len, waves)) > 1
-    list(engine.train(plan, 1, LR))
-    assert max(map(len, waves)) <= 4
+    for round in (0, 1):
+        plan = make_plan(job, round=round)
+        assert_equal(list(SequentialEngine(job).train(plan, round, LR)), list(engine.train(plan, round, LR)))
+    # One at a time at first, and the first lane makes way. Then 450 bytes have room, with half as much again, for two
+    # new lanes in one wave, 250 for one more, and 150 for none.
+    assert [list(wave) for wave in waves] == [[0], [1], [2, 3], [4, 5, 6], [0, 1, 2], [3, 4, 5, 6]]
+    assert trained_lanes(engine) == 4
 
 
-def lanes_of(engine):
-    return sum(map(len, engine._lanes.values()))
+def trained_lanes(engine):
+    """Return the number of lanes that have taken their memory."""
+    return sum("_model" in vars(lane) for lanes in engine._lanes.values() for lane in lanes)
 
 
 @pytest.mark.parametrize(
