@@ -58,8 +58,8 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
         if not moment.sums.isfinite().all():
             side = "inputs" if moment.of_inputs else "outputs"
             raise UserError(
-                f"the {side} of layer {name} had NaN or Inf in calibration; remove such batches, or calibrate in float32 "
-                "if float16 overflows"
+                f"the {side} of layer {name} had NaN or Inf in calibration; remove such batches, or calibrate in "
+                "float32 if float16 overflows"
             )
     return moments
 

@@ -26,7 +26,6 @@ from sharding.errors import UserError, join_first, safe_repr
 from sharding.rounds.failures import one_line
 from train.data.images import is_image
 
-EXTRA = "pip install 'spectral-sharding[transformers]'"
 HIDDEN = (".", "__")  # how names begin that notebooks and file managers leave behind
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 
