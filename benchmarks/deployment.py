@@ -28,7 +28,7 @@ from measure import save
 from train.federate import launch
 from train.federate.launch import LOOPBACK
 from train.federate.roster import Timeouts
-from train.federate.server_app import ROOT, read
+from train.federate.server_app import ROOT
 from train.federate.supervisor import Processes
 
 EMPTY = Path(__file__).parent / "peers" / "empty"  # the app of an empty round
@@ -77,8 +77,7 @@ class Relay:
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
     """Return the rounds' metrics, and the bytes sent down and up until the end of each."""
     everyone = f"clients.per_round={nodes}"
-    settings = launch.settings_of(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    config = read(settings)
+    config, settings = launch.configure(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Timeouts(600.0, 600.0))
     layout, passed = launch.lay_out(config, settings), []
     with Processes(layout.folder / "logs") as processes:
         launch.start_server(processes, layout)
@@ -94,8 +93,8 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
 
 def timed(app: Path, nodes: int, folder: Path, settings: dict[str, object], program: Sequence[str]) -> list[float]:
     """Run an app, and return the seconds of its rounds, which it writes to the `output` of its settings."""
-    of_nodes = launch.settings_of(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    layout, output = launch.lay_out(read(of_nodes), settings), Path(str(settings["output"]))
+    config, _ = launch.configure(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
+    layout, output = launch.lay_out(config, settings), Path(str(settings["output"]))
     with Processes(layout.folder / "logs") as processes:
         launch.start_server(processes, layout)
         for node in range(nodes):

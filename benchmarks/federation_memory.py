@@ -28,7 +28,7 @@ from scale import KEEP_RATIO, forget_peak, gpt2, trained
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-from sharding import Plan, Residual, Server, ShardPlanner
+from sharding import MaxShare, Plan, Residual, Server, ShardPlanner
 from sharding.flower.messages import ARRAYS, METRICS, NODE, pack
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
@@ -113,15 +113,15 @@ def serve(num_clients: int, layers: int) -> Row:
     config = check_config({"name": "memory", "rounds": 1, "keep_ratio": KEEP_RATIO, "clients": clients, **parts})
     grid = LeanGrid(num_clients)
     roster = Roster(grid, config, Timeouts(60, 60))
-    while len(roster.online()) < num_clients:
+    while len(roster.connected()) < num_clients:
         pass
-    server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), max_share=MAX_SHARE)
+    server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), guards=[MaxShare(MAX_SHARE)])
     job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, residual=Residual({}))
     engine = NodesEngine(roster, job)
     plan = grid.plan = server.plan(dict.fromkeys(range(num_clients), KEEP_RATIO), round=0)
     before = resident("VmRSS")
     forget_peak()
-    average = server.average(plan, dict.fromkeys(plan, 1.0))
+    average = server.average(plan)
     for client, reply in engine.train(plan, 0, 0.1):
         average.add(client, reply.update)
     peak = resident("VmHWM") - before

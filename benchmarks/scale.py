@@ -45,7 +45,7 @@ from sharding import (
 from sharding.factorization import factorize_empty, num_terms
 from sharding.layers.decomposition import form_of
 from sharding.matrices.quantization import quantize
-from sharding.rounds.aggregation.aggregate import Aggregation
+from sharding.rounds.aggregation.aggregate import Outcome
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 Row = dict[str, str | int | float]
@@ -105,9 +105,9 @@ def trained(shard: Shard) -> Update:
     return Update(terms, {name: part * 1.001 for name, part in shard.dense.items()}, shard.keep_ratio, shard.plan)
 
 
-def aggregate(server: Server, plan: Plan) -> Aggregation:
+def aggregate(server: Server, plan: Plan) -> Outcome:
     """Average the clients' updates one by one, and take the server's step."""
-    average = server.average(plan, dict.fromkeys(plan, 1.0))
+    average = server.average(plan)
     for client, shard in plan.shards():
         average.add(client, trained(shard))
     return server.step(average)

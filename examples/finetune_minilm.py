@@ -68,7 +68,7 @@ def main(weights: str) -> None:
         received = Shard.from_bytes(shard.to_bytes())
         batches = [batch_of(TEXTS[client])] * 3
         adamw = lambda parameters: torch.optim.AdamW(parameters, lr=5e-4)  # noqa: E731
-        return train_shard(structure, received, batches, optimizer=adamw, residual=residual)
+        return train_shard(structure, received, batches, make_optimizer=adamw, residual=residual)
 
     for client, ratio in keep_ratios.items():
         print(f"each round: {server.planner.nbytes(model, ratio) / 1e6:.2f} MB to the {client}, and as many back")

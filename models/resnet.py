@@ -32,6 +32,8 @@ class ResNetGN(nn.Module):
         blocks: residual blocks in each stage.
         groups: groups of channels that are normalized together; must divide `width`.
         stem_stride: of the first convolution; 2 halves height and width at once, for a quarter of the work.
+        zero_init_last: start as timm's ResNet does: the last norm of each branch at zero, so that a block begins as
+            the identity, and `fc` as torch has it. By default norms start at one, and `fc` is normal of deviation 0.01.
 
     Raises:
         UserError: the input is not an image, a number is not positive, or `groups` does not divide `width`.
@@ -46,6 +48,7 @@ class ResNetGN(nn.Module):
         blocks: Sequence[int] = (2, 2, 2, 2),
         groups: int = 32,
         stem_stride: int = 1,
+        zero_init_last: bool = False,
     ) -> None:
         super().__init__()
         if len(input_shape) != 3:
@@ -66,24 +69,19 @@ class ResNetGN(nn.Module):
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(widths[-1], num_classes)
-        self._initialize()
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock) and zero_init_last:
+                module.zero_init_last()
+        if not zero_init_last:
+            nn.init.normal_(self.fc.weight, std=0.01)
+            nn.init.zeros_(self.fc.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map float images (batch, channels, height, width) to logits (batch, num_classes)."""
         features = self.stages(self.act1(self.norm1(self.conv1(images))))
         return self.fc(self.pool(features).flatten(1))
-
-    def _initialize(self) -> None:
-        """He-normal convolutions; every norm starts at one.
-
-        timm starts the last norm of a branch at zero instead, which keeps the branch's convolutions from learning at
-        first; short federated runs lose accuracy by that.
-        """
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.normal_(self.fc.weight, std=0.01)
-        nn.init.zeros_(self.fc.bias)
 
 
 def _stage(before: int, after: int, depth: int, stride: int, norm: Any) -> nn.Sequential:

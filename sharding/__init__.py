@@ -18,6 +18,7 @@ from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
 from sharding.rounds.aggregation.fed_yogi import FedYogi
+from sharding.rounds.aggregation.guards import MaxShare, NormBound
 from sharding.rounds.aggregation.iterate_average import iterate_average
 from sharding.rounds.client import client_model, init_empty, train_shard
 from sharding.rounds.optim import clip_and_decay
@@ -66,6 +67,8 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "Shard",
     "Update",
     "Residual",
+    "NormBound",
+    "MaxShare",
     "FedYogi",
     "iterate_average",
     # The client's side of a round

@@ -26,7 +26,7 @@ SEEDS = (0, 1, 2)
 PARTS = (0.25, 0.5, 0.75)  # of a run
 
 
-class Experiment(NamedTuple):
+class Benchmark(NamedTuple):
     """Data and model on which methods are compared.
 
     Attributes:
@@ -50,8 +50,9 @@ LOW_RANK, AVERAGE = ("init=low_rank",), ("result=average",)
 # rates, 0.03 is the best for `dense`, and the published 0.1 for `narrow`: results/beyond/learning_rate.csv.
 DENSE = ("strategy=dense", "rounds=50", "local.optimizer.lr=0.03", "evaluate_every=5")
 NARROW = ("strategy=dense", "model.width=10", "model.groups=5", "rounds=500")
+TIMM = ("model.zero_init_last=true",)  # timm's start of the network: docs/results/start.md
 EXPERIMENTS = {
-    "beyond": Experiment(
+    "beyond": Benchmark(
         "beyond",
         "CIFAR-10 (a lossy re-encoding), medium scale, r = 0.1",
         ("keep_ratio=0.1",),
@@ -68,10 +69,13 @@ EXPERIMENTS = {
             "collective, low_rank, nesterov": (*LOW_RANK, *NESTEROV),
             "narrow, equal bytes, nesterov, average": (*NARROW, *NESTEROV, *AVERAGE),
             BOUND: ("strategy=dense", "local.optimizer.lr=0.03", *NESTEROV, *AVERAGE),
+            "collective, zero_init_last": TIMM,
+            "top_n, zero_init_last": ("strategy=top_n", *TIMM),
+            "dense, zero_init_last": ("strategy=dense", *TIMM),
             ROLLING: (),  # sub-models by width (studies/width.py), of the bytes of `collective`
         },
     ),
-    "beyond_shakespeare": Experiment(
+    "beyond_shakespeare": Benchmark(
         "beyond_shakespeare",
         "Shakespeare, a transformer, r = 0.1",
         ("keep_ratio=0.1",),
@@ -84,7 +88,7 @@ EXPERIMENTS = {
 }
 
 
-def run(experiment: Experiment, arguments: Arguments) -> None:
+def run(experiment: Benchmark, arguments: Arguments) -> None:
     """Run what is missing, and write a table of all curves."""
     methods = experiment.methods if arguments.only is None else arguments.only
     if strange := set(methods) - set(experiment.methods):
@@ -100,7 +104,7 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
     write_summary(arguments, [f"# Beyond the published algorithm: {experiment.title}", "", text])
 
 
-def table(experiment: Experiment, curves: pd.DataFrame) -> pd.DataFrame:
+def table(experiment: Benchmark, curves: pd.DataFrame) -> pd.DataFrame:
     """Return a row per method: accuracy on the way and at the end, paired difference to `collective`."""
     order = [*experiment.methods, *sorted(curves.scheme.unique())]
     curves = curves.sort_values("scheme", key=lambda names: names.map(order.index), kind="stable")

@@ -65,7 +65,7 @@ class Method(NamedTuple):
     one_rank: bool = False
 
 
-class Setting(NamedTuple):
+class Scenario(NamedTuple):
     """The ranks and data of the clients.
 
     Attributes:
@@ -84,7 +84,7 @@ class Setting(NamedTuple):
         return {"keep_ratio": ratios, **self.overrides, **method.overrides}
 
 
-class Experiment(NamedTuple):
+class FineTuning(NamedTuple):
     """A pretrained model and data to tune it on.
 
     Attributes:
@@ -100,7 +100,7 @@ class Experiment(NamedTuple):
     title: str
     held_out: int
     prepare: Callable[[Arguments], Mapping[str, Overrides]]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, Scenario]
     methods: Mapping[str, Method]
 
 
@@ -182,7 +182,7 @@ IMAGES = (TAIL, *FIRST[1:], "small sibling")  # without a tail `top_n` was refut
 
 def settings(
     uneven: Mapping[float, float], even: float, first: Sequence[str], even_first: Sequence[str]
-) -> dict[str, Setting]:
+) -> dict[str, Scenario]:
     """Return the settings (b), uneven ranks, and (a), one rank, each with strong and weak skew.
 
     With one rank a tail is empty, and the strategies that draw terms are `top_n`.
@@ -194,7 +194,7 @@ def settings(
         even_first: with one rank.
     """
     return {
-        f"{name}, α = {alpha}": Setting(ratios, {"data.partition.alpha": alpha}, waves)
+        f"{name}, α = {alpha}": Scenario(ratios, {"data.partition.alpha": alpha}, waves)
         for name, ratios, waves in (
             ("uneven", uneven, (first, (*ALIKE, *DRAWN))),
             ("even", {even: 1.0}, (even_first, ALIKE)),
@@ -221,7 +221,7 @@ def pretrained(arguments: Arguments) -> dict[str, Overrides]:
 
 RANKS = {4: 0.0104, 8: 0.0208, 16: 0.0416}  # n of 384, and r
 EXPERIMENTS = {
-    "finetune": Experiment(
+    "finetune": FineTuning(
         "finetune_newsgroups",
         "all-MiniLM-L6-v2 on 20 Newsgroups",
         600,
@@ -229,7 +229,7 @@ EXPERIMENTS = {
         settings({RANKS[4]: 0.6, RANKS[16]: 0.4}, RANKS[8], (*FIRST, TAIL), FIRST),
         with_head_rate(methods("head", WHOLE, TERMS, LORA, HEAD)),
     ),
-    "finetune_vision": Experiment(
+    "finetune_vision": FineTuning(
         "finetune_vision",
         "CIFAR-100 to CIFAR-10 (re-encoded), medium scale",
         2000,
@@ -243,7 +243,7 @@ EXPERIMENTS = {
 }
 
 
-def run(experiment: Experiment, arguments: Arguments) -> None:
+def run(experiment: FineTuning, arguments: Arguments) -> None:
     """Run what is missing, setting by setting, and write a table of all runs after each wave of methods."""
     if unknown := set(arguments.only or ()) - set(experiment.methods):
         raise UserError(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(experiment.methods)}")
@@ -261,7 +261,7 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
     write_table(experiment, arguments)
 
 
-def run_wave(experiment: Experiment, arguments: Arguments, setting: str, chosen: Mapping[str, Overrides]) -> None:
+def run_wave(experiment: FineTuning, arguments: Arguments, setting: str, chosen: Mapping[str, Overrides]) -> None:
     """Try the rates of these methods, given with overrides, and train each at its best rate, seed by seed."""
     best = {}
     for name, overrides in chosen.items():
@@ -279,7 +279,7 @@ def run_wave(experiment: Experiment, arguments: Arguments, setting: str, chosen:
 
 
 def configs_at(
-    experiment: Experiment,
+    experiment: FineTuning,
     arguments: Arguments,
     name: str,
     setting: str,
@@ -312,7 +312,7 @@ def best_rate(name: str, rates: Sequence[float], trials: pd.DataFrame) -> float:
     return max(rates, key=lambda rate: accuracies[title(name, rate)])
 
 
-def write_table(experiment: Experiment, arguments: Arguments) -> None:
+def write_table(experiment: FineTuning, arguments: Arguments) -> None:
     """Write the summary of all runs that have a curve."""
     trials, curves = (by_scheme(kept_curves(arguments, file, COLUMNS)) for file in ("rates.csv", "curves.csv"))
     text = [
@@ -338,7 +338,7 @@ def rates_table(trials: pd.DataFrame) -> pd.DataFrame:
     return last[["setting", "method", "rate"]].assign(**{"accuracy, %": percents})
 
 
-def table(experiment: Experiment, curves: pd.DataFrame) -> pd.DataFrame:
+def table(experiment: FineTuning, curves: pd.DataFrame) -> pd.DataFrame:
     """Return a row per setting and method: bytes, memory, accuracy and the difference to ours.
 
     That is `top_n` with a tail, or without one if all clients have one rank or no run has a tail.

@@ -36,7 +36,7 @@ TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
 TUNED = (*LOW_RANK, *NESTEROV, *AVERAGE)
 WITHOUT_TAIL = ("strategy=top_n", *TUNED)
 ALL_OPTIONS = (*WITHOUT_TAIL, "tail=int4")
-UNEVEN = beyond.Experiment(
+UNEVEN = beyond.Benchmark(
     "beyond",
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
     ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
@@ -50,7 +50,7 @@ LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.
 Run = Callable[..., pd.DataFrame]
 
 
-class Arm(NamedTuple):
+class OptionSet(NamedTuple):
     """A set of options, and the rates to try.
 
     Attributes:
@@ -64,7 +64,7 @@ class Arm(NamedTuple):
     run: Run = run_all
 
 
-class Experiment(NamedTuple):
+class OptionStudy(NamedTuple):
     """Arms that are compared on the same data.
 
     Attributes:
@@ -73,47 +73,47 @@ class Experiment(NamedTuple):
         arms: by name; differences are to the first.
     """
 
-    on: beyond.Experiment
+    on: beyond.Benchmark
     trial: float
-    arms: Mapping[str, Arm]
+    arms: Mapping[str, OptionSet]
 
 
-def default_at(keep_ratio: str, rounds: int) -> Arm:
+def default_at(keep_ratio: str, rounds: int) -> OptionSet:
     """Return the default with these keep ratios, at the rate that trials chose for it."""
-    return Arm((*ALL_OPTIONS, f"keep_ratio={keep_ratio}", f"rounds={rounds}"), (0.02,))
+    return OptionSet((*ALL_OPTIONS, f"keep_ratio={keep_ratio}", f"rounds={rounds}"), (0.02,))
 
 
 EXPERIMENTS = {
-    "options": Experiment(
+    "options": OptionStudy(
         beyond.EXPERIMENTS["beyond"],
         1 / 4,
         {
-            "low_rank, nesterov": Arm(TUNED, LOW_RATES),
-            "low_rank": Arm((*LOW_RANK, *AVERAGE), LOW_RATES),
-            "nesterov": Arm((*NESTEROV, *AVERAGE), HIGH_RATES),
-            "published": Arm(AVERAGE, HIGH_RATES),
-            "top_n, low_rank, nesterov": Arm(ALL_OPTIONS, LOW_RATES),
+            "low_rank, nesterov": OptionSet(TUNED, LOW_RATES),
+            "low_rank": OptionSet((*LOW_RANK, *AVERAGE), LOW_RATES),
+            "nesterov": OptionSet((*NESTEROV, *AVERAGE), HIGH_RATES),
+            "published": OptionSet(AVERAGE, HIGH_RATES),
+            "top_n, low_rank, nesterov": OptionSet(ALL_OPTIONS, LOW_RATES),
         },
     ),
-    "options_shakespeare": Experiment(
+    "options_shakespeare": OptionStudy(
         beyond.EXPERIMENTS["beyond_shakespeare"],
         1 / 2,
-        {"top_n, low_rank, nesterov": Arm(ALL_OPTIONS, MIDDLE_RATES)},
+        {"top_n, low_rank, nesterov": OptionSet(ALL_OPTIONS, MIDDLE_RATES)},
     ),
-    "uneven": Experiment(
+    "uneven": OptionStudy(
         UNEVEN,
         1 / 4,
         {
-            "top_n": Arm(WITHOUT_TAIL, LOW_RATES),
-            "top_n, tail": Arm((*ALL_OPTIONS, "rounds=195"), SMALL_RATES),  # the tail's bytes are five rounds
-            "collective": Arm(TUNED, LOW_RATES),
-            "unbiased": Arm(("strategy=unbiased", *TUNED), LOW_RATES),
-            "narrow": Arm((*NARROW, "rounds=347", *NESTEROV, *AVERAGE), MIDDLE_RATES),
-            "HeteroFL": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "nested")),
-            "FedRolex": Arm(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "rolling")),
+            "top_n": OptionSet(WITHOUT_TAIL, LOW_RATES),
+            "top_n, tail": OptionSet((*ALL_OPTIONS, "rounds=195"), SMALL_RATES),  # the tail's bytes are five rounds
+            "collective": OptionSet(TUNED, LOW_RATES),
+            "unbiased": OptionSet(("strategy=unbiased", *TUNED), LOW_RATES),
+            "narrow": OptionSet((*NARROW, "rounds=347", *NESTEROV, *AVERAGE), MIDDLE_RATES),
+            "HeteroFL": OptionSet(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "nested")),
+            "FedRolex": OptionSet(("rounds=245", *NESTEROV), MIDDLE_RATES, partial(width.run_all, "rolling")),
         },
     ),
-    "capacity": Experiment(
+    "capacity": OptionStudy(
         UNEVEN,
         1 / 4,
         {
@@ -127,24 +127,24 @@ EXPERIMENTS = {
             "100 % at 0.4, equal bytes": default_at("0.4", 142),
         },
     ),
-    "central": Experiment(
-        beyond.Experiment(
+    "central": OptionStudy(
+        beyond.Benchmark(
             "beyond",
             "CIFAR-10 (re-encoded), one client with all samples",
             ("clients={count: 1, per_round: 1}", "local.steps=160", "rounds=200"),  # 10 clients take 16 steps each
         ),
         1 / 10,
         {
-            "r = 0.2": Arm(("strategy=top_n", *LOW_RANK, "keep_ratio=0.2"), CENTRAL_RATES),
-            "r = 0.4": Arm(("strategy=top_n", *LOW_RANK, "keep_ratio=0.4"), CENTRAL_RATES),
-            "narrow": Arm(NARROW, CENTRAL_RATES),
-            "whole": Arm(("strategy=dense",), CENTRAL_RATES),
+            "r = 0.2": OptionSet(("strategy=top_n", *LOW_RANK, "keep_ratio=0.2"), CENTRAL_RATES),
+            "r = 0.4": OptionSet(("strategy=top_n", *LOW_RANK, "keep_ratio=0.4"), CENTRAL_RATES),
+            "narrow": OptionSet(NARROW, CENTRAL_RATES),
+            "whole": OptionSet(("strategy=dense",), CENTRAL_RATES),
         },
     ),
 }
 
 
-def run(experiment: Experiment, arguments: Arguments) -> None:
+def run(experiment: OptionStudy, arguments: Arguments) -> None:
     """Run what is missing of these arms, and write a table of all arms that have runs."""
     arms = arms_of(experiment, arguments)
     rates = {name: arm.rates for name, arm in arms.items() if len(arm.rates) > 1}
@@ -161,7 +161,7 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
     write_summary(arguments, text, draw(curves, {"GB down and up": "gigabytes"}, experiment.on.title))
 
 
-def arms_of(experiment: Experiment, arguments: Arguments) -> dict[str, Arm]:
+def arms_of(experiment: OptionStudy, arguments: Arguments) -> dict[str, OptionSet]:
     """Return the arms to run.
 
     Raises:
@@ -173,7 +173,7 @@ def arms_of(experiment: Experiment, arguments: Arguments) -> dict[str, Arm]:
 
 
 def train(
-    experiment: Experiment,
+    experiment: OptionStudy,
     arguments: Arguments,
     file: str,
     rates: Mapping[str, Sequence[float]],
@@ -200,7 +200,7 @@ def title(name: str, rate: float) -> str:
     return f"{name}, lr {rate}"
 
 
-def overrides_of(experiment: Experiment, arm: Arm, share: float, overrides: Sequence[str]) -> list[str]:
+def overrides_of(experiment: OptionStudy, arm: OptionSet, share: float, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of an arm for a share of its rounds, with further ones."""
     overrides = [*experiment.on.overrides, *arm.overrides, *overrides]
     rounds = load_config(CONFIGS / f"{experiment.on.config}.yaml", overrides).rounds
@@ -226,7 +226,7 @@ def last_accuracy(config: Config) -> float:
     return evaluate(experiment.model, experiment.dataset, experiment.dataset.test)[0]
 
 
-def best_rate(name: str, arm: Arm, trials: pd.DataFrame) -> float:
+def best_rate(name: str, arm: OptionSet, trials: pd.DataFrame) -> float:
     """Return the rate whose trial ends with the highest accuracy."""
     accuracies = ends(trials).set_index("scheme").test_accuracy
     return max(arm.rates, key=lambda rate: accuracies[title(name, rate)])

@@ -1,18 +1,23 @@
 """What all studies share: configurations, missing runs, kept curves, and the summary."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
+from torch import nn
 
 from sharding import UserError
 from sharding.errors import join_first
 from studies.curves import COLUMNS, evaluations, read_curves, write_curves
 from train.cli.progress import sweep_missing
 from train.config.schema import Config, load_config
+from train.evaluation import evaluate
+from train.experiment import Experiment
 from train.report.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
 from train.sweep import default_jobs
@@ -70,9 +75,50 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: b
     failures = sweep_missing(configs, jobs or default_jobs(), Console())
     if lost := {path: each.reason for path, each in failures.items() if not (diverging and each.is_diverged)}:
         raise RunError("; ".join(f"{path}: {reason}" for path, reason in lost.items()))
-    return evaluations(
-        round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
-    )
+    return evaluations(rounds_of(configs))
+
+
+class Rounds(Protocol):
+    """Rounds that a study trains in its own way."""
+
+    experiment: Experiment
+
+    @property
+    def model(self) -> nn.Module:
+        """The server's model."""
+
+    def train_round(self, t: int) -> dict[str, Any]:
+        """Train round `t` and return its metrics."""
+
+
+def run_one_by_one(configs: Mapping[str, Config], start: Callable[[Config], Rounds]) -> pd.DataFrame:
+    """Run what is missing in a study's own way, and return the rounds of all runs.
+
+    An interrupted run starts again.
+    """
+    for config in configs.values():
+        if len(read_lines(config.directory / METRICS_FILE)) < config.rounds:
+            write_rounds(config, start(config))
+    return rounds_of(configs)
+
+
+def write_rounds(config: Config, rounds: Rounds) -> None:
+    """Train all rounds of a run, and write their metrics, one line each."""
+    dataset = rounds.experiment.dataset
+    config.directory.mkdir(parents=True, exist_ok=True)
+    with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
+        for t in range(config.rounds):
+            line = rounds.train_round(t)
+            if config.evaluates(t):
+                line["test_accuracy"], line["test_loss"] = evaluate(rounds.model, dataset, dataset.test)
+                print(f"{config.directory.name}, round {t + 1}: {line['test_accuracy']:.1%}", flush=True)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+def rounds_of(configs: Mapping[str, Config]) -> pd.DataFrame:
+    """Return the rounds of these runs, as `train.report.frame.round_frame` does."""
+    return round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
 
 
 def curves_of(

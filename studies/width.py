@@ -11,12 +11,11 @@ keep ratio. Data, cohorts, batches and step sizes are those of a sharded run. A 
 so that a channel is normalized with the same channels as on the server.
 """
 
-import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Self
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -25,16 +24,13 @@ from torch.optim import Optimizer
 
 from sharding import UserError
 from studies.curves import evaluations
+from studies.runner import run_one_by_one
 from train.assembly import assemble, make_model, make_server_optimizer
 from train.config.schema import Config
 from train.data import Dataset
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
-from train.evaluation import evaluate
 from train.experiment import Experiment
-from train.report.frame import round_frame
-from train.rundir.file_names import METRICS_FILE
-from train.utils.jsonl import read_lines
 
 State = Mapping[str, Tensor]
 WINDOWS = ("rolling", "nested")
@@ -131,8 +127,8 @@ class Federation:
         optimizer = make_server_optimizer(config, model)
         return cls(experiment, model, clients, groups, kind == "rolling", optimizer)
 
-    def train_round(self, t: int) -> tuple[float | None, int, int]:
-        """Train round `t`; return the clients' mean loss, their number, and the bytes sent to them."""
+    def train_round(self, t: int) -> dict[str, Any]:
+        """Train round `t` and return its metrics."""
         experiment, job, full = self.experiment, self.experiment.job, self.model.state_dict()
         averages, losses, sent, lr = Averages(full), [], 0, experiment.lr(t)
         for client in experiment.sampler.cohort(t):
@@ -145,7 +141,10 @@ class Federation:
             averages.add(small.state_dict(), indices, experiment.num_samples[client])
             sent += nbytes(small.state_dict())
         self.step(averages.state())
-        return fmean(losses) if losses else None, len(losses), sent
+        return {
+            **{"round": t, "train_loss": fmean(losses) if losses else None, "bytes_down": sent, "bytes_up": sent},
+            **{"num_clients": len(losses), "num_aggregated": len(losses)},
+        }
 
     @torch.no_grad()
     def step(self, average: Mapping[str, Tensor]) -> None:
@@ -160,30 +159,5 @@ class Federation:
 
 
 def run_all(kind: str, configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
-    """Run what is missing with one of `WINDOWS`, one run at a time, and return the curves of all runs.
-
-    An interrupted run starts again.
-    """
-    for config in configs.values():
-        if len(read_lines(config.directory / METRICS_FILE)) < config.rounds:
-            run(config, kind)
-    return evaluations(
-        round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
-    )
-
-
-def run(config: Config, kind: str) -> None:
-    """Train as configured, with windows instead of shards, and write the metrics, one line per round."""
-    federation = Federation.of(config, kind)
-    dataset = federation.experiment.dataset
-    config.directory.mkdir(parents=True, exist_ok=True)
-    with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
-        for t in range(config.rounds):
-            loss, num_clients, sent = federation.train_round(t)
-            line = {"round": t, "train_loss": loss, "bytes_down": sent, "bytes_up": sent}
-            line |= {"num_clients": num_clients, "num_aggregated": num_clients}
-            if config.evaluates(t):
-                line["test_accuracy"], line["test_loss"] = evaluate(federation.model, dataset, dataset.test)
-                print(f"round {t + 1} of {config.rounds}: {line['test_accuracy']:.1%}", flush=True)
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+    """Run what is missing with one of `WINDOWS`, one run at a time, and return the curves of all runs."""
+    return evaluations(run_one_by_one(configs, lambda config: Federation.of(config, kind)))

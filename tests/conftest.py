@@ -63,14 +63,14 @@ def drawn_data(drawn_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def registries_as_before() -> Iterator[None]:
-    """What a test registers is gone after it, so that no other test of this process sees it."""
+    """What a test registers is gone after it; whoever needs it later imports the module anew."""
     registries = [STRATEGIES, *REGISTRIES.values()]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):
         registry.clear()
         registry.update(entries)
-    for module in [name for name in sys.modules if name.startswith("examples.own_")]:
+    for module in [name for name in sys.modules if name.startswith(("examples.own_", "studies.sentences"))]:
         del sys.modules[module]
 
 

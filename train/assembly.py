@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import build_model, load_pretrained
-from sharding import Server, ShardPlanner, Strategy, factorize, iterate_average, merge
+from sharding import MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
-from sharding.modules.state import check_shapes
+from sharding.factorization.support import TO_SEND, check_supported
 from sharding.rng import generator, seed_of
 from sharding.rounds.failures import one_line
 from sharding.rounds.plan import Client
@@ -158,7 +158,7 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
         UserError: the model cannot read the samples, does not return logits of their classes, reads the tokens that it
             predicts, has nothing to train, or has state that no checkpoint holds.
     """
-    check_shapes(model)
+    check_supported(model, TO_SEND)
     if unsaveable := [key for key, entry in model.state_dict().items() if not isinstance(entry, Tensor)]:
         raise UserError(f"{join_first(unsaveable)} of the model {name} cannot be saved; make it a buffer")
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -244,9 +244,10 @@ def make_planner(config: Config) -> ShardPlanner:
 def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
     """Return the server, which holds the model and runs its rounds."""
     average = iterate_average(model) if config.result == "average" else None
-    guards = config.aggregation
     optimizer = make_server_optimizer(config, model)
-    return Server(model, planner, optimizer, average, guards.norm_bound, guards.trim, guards.max_share or 1.0)
+    bound, share = config.aggregation.norm_bound, config.aggregation.max_share
+    guards = [kind(value) for kind, value in ((NormBound, bound), (MaxShare, share)) if value is not None]
+    return Server(model, planner, optimizer, average, guards)
 
 
 def make_server_optimizer(config: Config, model: nn.Module) -> Optimizer:

@@ -9,18 +9,20 @@ from train.metrics import RoundMetrics
 class History:
     """Completes each round's metrics by what depends on the rounds before.
 
-    A run ends at its target accuracy or loss, or when the test accuracy has stopped improving. With held-out samples
-    the test accuracy is that on these.
+    A run ends once it has reached its target accuracy and loss. With held-out samples the test accuracy is that on
+    these.
 
     Args:
-        config: sets the targets and the patience.
+        config: sets the targets.
         rounds: metrics of the rounds that an earlier process finished.
+
+    Attributes:
+        improved: whether the last round has a better test accuracy than all before.
     """
 
     def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = ()) -> None:
         self._target_accuracy, self._target_loss = config.target_accuracy, config.target_loss
-        self._patience = config.patience
-        self._bytes, self._best, self._evaluations_since_best = 0, -1.0, 0
+        self._bytes, self._best, self.improved = 0, -1.0, False
         self._reached: dict[str, str] = {}
         for metrics in rounds:
             self.complete(metrics)
@@ -29,8 +31,9 @@ class History:
         """Set `bytes_total` and `best_accuracy`, and `stopped` where the run ends with this round."""
         self._bytes += metrics.bytes_down + metrics.bytes_up
         metrics.bytes_total = self._bytes
+        self.improved = False
         if (accuracy := metrics.test_accuracy) is not None:
-            self._evaluations_since_best = 0 if accuracy > self._best else self._evaluations_since_best + 1
+            self.improved = accuracy > self._best
             self._best = max(self._best, accuracy)
             metrics.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
         metrics.best_accuracy = self._best if self._best >= 0 else None
@@ -45,6 +48,4 @@ class History:
         targets = [target for target in (self._target_accuracy, self._target_loss) if target is not None]
         if targets and len(self._reached) == len(targets):
             return " and ".join(self._reached.values())
-        if self._patience is not None and self._evaluations_since_best >= self._patience:
-            return f"the test accuracy has not improved in patience={self._patience} evaluations"
         return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sharding.client_sampling import Participation
 from sharding.client_sampling.network import Profiles
-from sharding.rounds.aggregation.aggregate import Aggregation
+from sharding.rounds.aggregation.aggregate import Outcome
 from sharding.rounds.diagnostics import plan_anme, plan_coverage, plan_discrepancy
 from sharding.rounds.failures import Kind
 from sharding.rounds.plan import Client, Plan
@@ -116,7 +116,7 @@ def measure(
     t: int,
     plan: Plan,
     selection: Participation,
-    aggregation: Aggregation,
+    outcome: Outcome,
     losses: Mapping[Client, Tensor],
 ) -> RoundMetrics:
     """Return the metrics that follow from a round's plan and updates; note which clients now have what is frozen.
@@ -126,14 +126,14 @@ def measure(
         t: the round.
         plan: the shards as sent.
         selection: the clients that were to upload.
-        aggregation: the clients that were averaged in.
+        outcome: the clients that were averaged in.
         losses: the mean training loss of each client that reported one.
     """
     num_samples, profiles = experiment.num_samples, experiment.sampler.population.profiles
-    accepted = [client for client in aggregation.accepted if client in losses]
+    accepted = [client for client in outcome.accepted if client in losses]
     samples = sum(num_samples[client] for client in accepted)
     loss = sum(float(losses[client]) * num_samples[client] for client in accepted)
-    reasons = dict(selection.rejected) | aggregation.rejected
+    reasons = dict(selection.rejected) | outcome.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}
     absent = {client for client, failure in failures.items() if failure.kind == Kind.ABSENT}
     new = []
@@ -141,11 +141,11 @@ def measure(
         new = [client for client in plan if client not in absent and client not in experiment.with_residual]
         experiment.with_residual.update(new)
     collective, single = plan_discrepancy(plan)
-    uploads = sum(aggregation.nbytes.get(client, 0) for client in selection.weights)
+    uploads = sum(outcome.nbytes.get(client, 0) for client in selection.weights)
     return RoundMetrics(
         round=t,
         num_clients=len(plan),
-        num_aggregated=len(aggregation.accepted),
+        num_aggregated=len(outcome.accepted),
         num_failed=len(failures),
         failed_by_kind=dict(Counter(str(failure.kind) for failure in failures.values()).most_common()),
         failures={str(client): failure.message for client, failure in failures.items()},

@@ -183,9 +183,9 @@ def run_multi_model(
                 average, losses = collect(one, plans[name], selected[name], replies[name])
 
             with clock("aggregate"):
-                aggregation = one.server.step(average)
+                outcome = one.server.step(average)
 
-            measured[name] = measure(one, t, plans[name], selected[name], aggregation, losses)
+            measured[name] = measure(one, t, plans[name], selected[name], outcome, losses)
             if config.evaluates(t):
                 with clock("evaluate"):
                     scores(one, measured[name])

@@ -51,9 +51,9 @@ def run_rounds(
             average, losses = collect(experiment, plan, selection, replies)
 
         with clock("aggregate"):
-            aggregation = server.step(average)
+            outcome = server.step(average)
 
-        metrics = measure(experiment, t, plan, selection, aggregation, losses)
+        metrics = measure(experiment, t, plan, selection, outcome, losses)
         if fedavg is not None:
             metrics.alignment = fedavg.cosine(server.model)
         if evaluates:

@@ -79,7 +79,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         checkpoints = SaveCheckpoints(experiment)
         with (
             stop_on_request() as request,
-            closing([checkpoints, *open_callbacks(experiment, earlier, request), lost, *callbacks]) as watching,
+            closing([checkpoints, *open_callbacks(experiment, history, request), lost, *callbacks]) as watching,
         ):
             for callback in watching:
                 callback.before_training(experiment)
@@ -105,14 +105,14 @@ def _rounds(
     return run_rounds(experiment, start, callbacks, history)
 
 
-def open_callbacks(experiment: Experiments, earlier: Sequence[RoundMetrics], request: StopRequest) -> list[Callback]:
-    """Return the callbacks of a run; `earlier` are the metrics of the rounds that an earlier process has finished."""
+def open_callbacks(experiment: Experiments, history: History, request: StopRequest) -> list[Callback]:
+    """Return the callbacks of a run; `history` completes the metrics that they receive."""
     config = experiment.config
     pilots = [RunPilots(request)] if config.clients.pilot_losses else []
     return [
         *pilots,
         Interruption(request),
-        SaveBest(experiment, earlier[-1].best_accuracy if earlier else None),
+        SaveBest(experiment, history),
         MetricsFile(config),
         *open_trackers(config),
     ]

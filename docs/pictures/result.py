@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from studies.curves import by_scheme, ends, read_curves
+from train.report.frame import mean_curve
 from train.report.text import mean_and_spread
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -33,7 +34,7 @@ def main() -> None:
         xscale="log", xlim=(0.17, 60), ylim=(8, 77), xlabel="GB moved by all clients", ylabel="test accuracy, %"
     )
     for which, (label, position, color) in RUNS.items():
-        gigabytes, accuracy, last = mean_curve(*which)
+        gigabytes, accuracy, last = curve_of(*which)
         axes.plot(gigabytes, accuracy, color=color, linewidth=2)
         axes.plot(gigabytes[-1], accuracy[-1], "o", color=color)
         end = f"{label}\n{last} %, {gigabytes[-1]:.1f} GB"
@@ -46,13 +47,13 @@ def main() -> None:
     picture.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 
-def mean_curve(study: str, name: str) -> Curve:
+def curve_of(study: str, name: str) -> Curve:
     """Return the mean over the seeds of a study's method, and the last accuracy with its standard deviation."""
     curves = by_scheme(read_curves(RESULTS / study / "curves.csv"))
     curves = curves[curves.scheme == name]
-    means = curves.groupby("rounds")[["bytes_total", "test_accuracy"]].mean()
+    mean = mean_curve(curves, "test_accuracy", "bytes_total")
     last = mean_and_spread(100 * ends(curves).test_accuracy)
-    return means.bytes_total.to_numpy() / 1e9, 100 * means.test_accuracy.to_numpy(), last
+    return mean.x.to_numpy() / 1e9, 100 * mean["mean"].to_numpy(), last
 
 
 if __name__ == "__main__":

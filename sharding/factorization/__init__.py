@@ -1,12 +1,12 @@
 """Turn the affine layers of any model into factorized ones, and back.
 
-`select` decides which layers are sharded. `factorize` and the planner both call it, so that what a client builds and
+`shardable` decides which layers are sharded. `factorize` and the planner both ask it, so that what a client builds and
 what the server cuts always agree.
 """
 
 from sharding.factorization.replace import factorize, factorize_empty, merge
-from sharding.factorization.report import CoverageWarning, LayerReport, Report
-from sharding.factorization.select import ENDS, Pattern, Patterns, as_patterns, shardable_layers
+from sharding.factorization.report import CoverageWarning, FactorizationReport, LayerReport
+from sharding.factorization.shardable import ENDS, Pattern, Patterns, as_patterns, shardable_layers
 from sharding.factorization.terms import Budget, Energy, num_terms
 from sharding.factorization.unpack import split_layers, unpack_attention
 
@@ -15,10 +15,10 @@ __all__ = [
     "Budget",
     "CoverageWarning",
     "Energy",
+    "FactorizationReport",
     "LayerReport",
     "Pattern",
     "Patterns",
-    "Report",
     "as_patterns",
     "factorize",
     "factorize_empty",

@@ -23,8 +23,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first
-from sharding.factorization.peft_check import Batch, check_layers, check_outputs
-from sharding.factorization.select import Patterns, aliases, matching
+from sharding.factorization.peft_check import Batch, check_loaded, check_outputs
+from sharding.factorization.shardable import Patterns, aliases, matching
+from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
@@ -37,7 +38,6 @@ from sharding.modules.wrappers import (
     named_modules,
     named_parameters,
     named_state,
-    refuse_offloaded,
     unwrap,
 )
 
@@ -98,7 +98,7 @@ def export_lora(
     if (folder / CONFIG).exists():
         raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
     for part in (model, start):
-        refuse_offloaded(part)
+        check_supported(part, TO_READ)
     layers = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
     matched = matching(model, dict(named_modules(model)), modules_to_save, "modules_to_save")
     saved = sorted(name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched))
@@ -137,7 +137,7 @@ def export_lora(
         save_file(tensors, f"{draft}/{WEIGHTS}")
         Path(draft, CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
         if not distributed:
-            check_layers(start, Path(draft), layers)
+            check_loaded(start, Path(draft), layers)
             if batch is not None:
                 check_outputs(model, start, Path(draft), batch)
         folder.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from sharding.modules.wrappers import without_wrappers
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
-def check_layers(start: nn.Module, folder: Path, names: Collection[str]) -> None:
+def check_loaded(start: nn.Module, folder: Path, names: Collection[str]) -> None:
     """Check that PEFT loads an adapter and applies it to all of its layers; without PEFT, nothing is checked.
 
     Args:

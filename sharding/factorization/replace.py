@@ -6,21 +6,23 @@ from torch import nn
 
 from sharding.errors import UserError
 from sharding.factorization.calibration import Batch, observe
-from sharding.factorization.report import LayerReport, Report, count_parameters, reasons, uncovered, warn_if_little
-from sharding.factorization.select import ENDS, Patterns, as_patterns, packed_attention, select
+from sharding.factorization.report import (
+    FactorizationReport,
+    LayerReport,
+    count_parameters,
+    reasons,
+    uncovered,
+    warn_if_little,
+)
+from sharding.factorization.shardable import ENDS, Patterns, as_patterns, packed_attention, sort_layers
+from sharding.factorization.support import TO_MERGE, TO_REPLACE, check_supported
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
 from sharding.matrices.quantization import Format, check_format
 from sharding.modules.copies import copied, tensors
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.wrappers import (
-    get_submodule,
-    named_modules,
-    refuse_distributed,
-    refuse_offloaded,
-    refuse_scripted,
-)
+from sharding.modules.wrappers import get_submodule, named_modules
 
 
 def factorize(
@@ -53,7 +55,7 @@ def factorize(
             `Budget` still counts the terms of the weights.
 
     Returns:
-        The model, with a `Report` in its attribute ``factorize_report``.
+        The model, with a `FactorizationReport` in its attribute ``factorize_report``.
 
     Raises:
         UserError: a keep ratio outside (0, 1], a pattern that matches nothing, a weight that is not finite, a budget
@@ -66,26 +68,27 @@ def factorize(
     check_keep_ratio(keep_ratio)
     if residual is not None:
         check_format(residual, "residual")
-    refuse_scripted(model)
-    refuse_distributed(model)
+    check_supported(model, TO_REPLACE)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
     shared = copied(model, {id(tensor): tensor for tensor in tensors(model)})  # other modules with the same tensors
-    plan = unpack(shared, packed)  # every error is found before anything is changed
-    selection = select(plan, skip, also)
-    _check_finite(selection.layers)
-    elsewhere = count_parameters(plan) - sum(Cost.of(layer).dense for layer in selection.layers.values())
-    terms = count_terms(plan, selection.layers, keep_ratio, elsewhere)
+    copy = unpack(shared, packed)  # every error is found before anything is changed
+    layers = sort_layers(copy, skip, also)
+    _check_finite(layers.shardable)
+    elsewhere = count_parameters(copy) - sum(Cost.of(layer).dense for layer in layers.shardable.values())
+    terms = count_terms(copy, layers.shardable, keep_ratio, elsewhere)
 
-    reasons_dense = reasons(selection, terms, skip)
+    unfactorized = reasons(layers, terms, skip)
     kept = {name: n for name, n in terms.items() if isinstance(n, int)}
-    dense = {name: selection.layers[name] for name in kept}
-    report = Report(
-        dense=reasons_dense, uncovered=uncovered(plan, dense, reasons_dense), parameters_before=count_parameters(model)
+    dense = {name: layers.shardable[name] for name in kept}
+    report = FactorizationReport(
+        unfactorized=unfactorized,
+        uncovered=uncovered(copy, dense, unfactorized),
+        parameters_before=count_parameters(model),
     )
     kinds = {name: _kind(name, layer, residual) for name, layer in dense.items()}
-    moments = {} if calibration is None else observe(plan, dense, calibration)
-    target = unpack(model, packed) if inplace else plan
+    moments = {} if calibration is None else observe(copy, dense, calibration)
+    target = unpack(model, packed) if inplace else copy
     old = {name: get_submodule(target, name) for name in kept}
     new = {
         name: kinds[name].from_dense(layer, kept[name], residual, moments.pop(name, None))
@@ -133,8 +136,7 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     Raises:
         UserError: FSDP2 holds the model in pieces, or accelerate keeps its values elsewhere.
     """
-    refuse_distributed(model)
-    refuse_offloaded(model)
+    check_supported(model, TO_MERGE)
     model = model if inplace else copied(model)
     dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
     model = pack(replace_modules(model, dense))

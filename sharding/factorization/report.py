@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from sharding.factorization.select import ENDS, Pattern, Selection
+from sharding.factorization.shardable import ENDS, Pattern, SortedLayers
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
 from sharding.layers import FactorizedLayer, num_blocks
 from sharding.layers.decomposition import form_of
@@ -54,12 +54,12 @@ class LayerReport:
 
 
 @dataclass
-class Report:
+class FactorizationReport:
     """What `factorize` did.
 
     Attributes:
         layers: the replaced layers, by name.
-        dense: the reason for each layer that stays dense, by name.
+        unfactorized: the reason for each layer that stays dense, by name.
         uncovered: numbers of parameters outside the replaced weights, by kind: the reason for a layer that stays dense,
             else module and parameter, and whether it is frozen.
         parameters_before: of the whole model; shared ones count once.
@@ -67,7 +67,7 @@ class Report:
     """
 
     layers: dict[str, LayerReport] = field(default_factory=dict)
-    dense: dict[str, str] = field(default_factory=dict)
+    unfactorized: dict[str, str] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     parameters_before: int = 0
     parameters_after: int = 0
@@ -80,8 +80,8 @@ class Report:
     def __str__(self) -> str:
         before, after = self.parameters_before, self.parameters_after
         lines = [
-            f"factorized {len(self.layers)} layers, kept {len(self.dense)} dense: {before:,} -> {after:,} parameters "
-            f"({after / max(before, 1):.1%}), coverage {self.coverage:.1%}"
+            f"factorized {len(self.layers)} layers, kept {len(self.unfactorized)} dense: {before:,} -> {after:,} "
+            f"parameters ({after / max(before, 1):.1%}), coverage {self.coverage:.1%}"
         ]
         rows = [_row(pattern, names, self.layers) for pattern, names in _group_by_pattern(self.layers)]
         if rows:
@@ -100,10 +100,10 @@ class Report:
     def _largest(self) -> list[str]:
         """The uncovered kinds, largest first, without those that hold almost nothing."""
         kinds = sorted(self.uncovered, key=lambda kind: -self.uncovered[kind])
-        return [kind for kind in kinds if self.share(kind) >= 0.001 or kind in self.dense.values()][:10]
+        return [kind for kind in kinds if self.share(kind) >= 0.001 or kind in self.unfactorized.values()][:10]
 
 
-def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], dense: Mapping[str, str]) -> dict[str, int]:
+def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], unfactorized: Mapping[str, str]) -> dict[str, int]:
     """Count the parameters outside the replaced weights, by kind; shared ones count once."""
     seen = {id(layer.weight) for layer in replaced.values()}
     counts: dict[str, int] = {}
@@ -112,7 +112,7 @@ def uncovered(model: nn.Module, replaced: Mapping[str, nn.Module], dense: Mappin
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 frozen = "" if parameter.requires_grad else FROZEN
-                reason = dense[name] if name in dense else f"{frozen}{_class_name(module)}.{kind}"
+                reason = unfactorized[name] if name in unfactorized else f"{frozen}{_class_name(module)}.{kind}"
                 counts[reason] = counts.get(reason, 0) + _size(parameter)
     return counts
 
@@ -129,7 +129,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(_size(parameter) for parameter in model.parameters())
 
 
-def warn_if_little(report: Report) -> None:
+def warn_if_little(report: FactorizationReport) -> None:
     """Warn the caller of `factorize` if nothing is sharded, or less than half of what was not skipped."""
     covered = sum(layer.parameters[0] for layer in report.layers.values())
     chosen = (*SKIPPED, FROZEN, GROWS, UNGIVEN)
@@ -146,13 +146,13 @@ def warn_if_little(report: Report) -> None:
     warnings.warn(f"{how_much} factorized; what stays dense: {listed}{hint}", CoverageWarning, stacklevel=3)
 
 
-def reasons(selection: Selection, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
+def reasons(layers: SortedLayers, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:
     """Return why each dense layer stays dense."""
     prefix = SKIPPED[skip == ENDS]
     skipped = {
-        name: f"{prefix}{pattern}{' layer' if pattern in ENDS else ''}" for name, pattern in selection.skipped.items()
+        name: f"{prefix}{pattern}{' layer' if pattern in ENDS else ''}" for name, pattern in layers.skipped.items()
     }
-    return skipped | selection.unsupported | {name: reason for name, reason in terms.items() if isinstance(reason, str)}
+    return skipped | layers.unsupported | {name: reason for name, reason in terms.items() if isinstance(reason, str)}
 
 
 def _kept_energy(dense: nn.Module, factorized: FactorizedLayer) -> float:
@@ -187,7 +187,7 @@ def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tupl
         f"{len(group)} {group[0].kind}",
         _range([layer.rank for layer in group]),
         _range([layer.num_terms for layer in group]),
-        _change([layer.parameters for layer in group]),
+        " -> ".join(_with_unit(sum(layer.parameters[side] for layer in group)) for side in (0, 1)),
         "–".join(dict.fromkeys(f"{energy:.0%}" for energy in (min(energies), max(energies)))),
     )
 
@@ -195,10 +195,6 @@ def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tupl
 def _range(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}–{high}"
-
-
-def _change(pairs: list[tuple[int, int]]) -> str:
-    return " -> ".join(_with_unit(sum(pair[side] for pair in pairs)) for side in (0, 1))
 
 
 def _with_unit(number: int) -> str:

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.factorization import factorize_empty
+from sharding.factorization.support import TO_BUILD, TO_SAVE, check_supported
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
-from sharding.layers.base import FACTORS
 from sharding.matrices.quantization import Format, format_of
-from sharding.modules.copies import fill, meta_copy
-from sharding.modules.wrappers import full_tensor, is_distributed, is_ordinary, named_modules, named_state, unwrap
-from sharding.transport.serialize import TYPES
+from sharding.modules.copies import check_has_values, fill, meta_copy
+from sharding.modules.wrappers import full_tensor, is_distributed, named_modules, named_state, unwrap
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
@@ -45,29 +44,9 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
         raise UserError(f"{folder} holds a model already; choose another folder or remove it")
-    slots = named_state(model)
-    extra_states = [name for name in slots if name.rpartition(".")[2] == "_extra_state"]
-    if extra_states:
-        raise UserError(f"{', '.join(extra_states)} is extra state, which cannot be saved; remove it from its module")
+    check_supported(model, TO_SAVE)
+    slots, modules = named_state(model), dict(named_modules(model))
     names = _first_names(slots)
-    for name in names:
-        if not isinstance(slots[name], Tensor):
-            raise UserError(f"{name} is a {type(slots[name]).__name__}, and cannot be saved; quantize after loading")
-        if slots[name].layout != torch.strided or slots[name].dtype not in (*TYPES, torch.complex64):
-            raise UserError(
-                f"{name} is {slots[name].layout} of {slots[name].dtype}, which safetensors lacks; convert it"
-            )
-        if not is_ordinary(slots[name]):
-            raise UserError(f"{name} is {type(slots[name]).__name__}, and cannot be saved; quantize after loading")
-    modules = dict(named_modules(model))
-    for name, part in modules.items():
-        if isinstance(part, FactorizedLayer) and any(factor not in part.state_dict() for factor in FACTORS):
-            raise UserError(
-                f"a factor of {name} is computed (pruned, normalized or parametrized), so it could not be "
-                "loaded; make it permanent with torch.nn.utils.prune.remove or parametrize.remove_parametrizations"
-            )
-        if isinstance(part, FactorizedLayer) and part.tail is not None:
-            raise UserError(f"{name} has a tail, which belongs to one round; save the server's model")
     config = {
         "format": FORMAT,
         "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
@@ -102,6 +81,7 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
         UserError: the folder holds no model or one of another format, or its names and shapes differ from those of
             `model`; the message lists every difference.
     """
+    check_supported(model, TO_BUILD)
     config, tensors = _read(Path(folder))
     small = _structure(meta_copy(model), config, folder)
     slots = named_state(small)
@@ -122,7 +102,8 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     ]
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
-    fill(small, {id(slots[name]): tensors[name].to(device) for name in names}, folder)
+    fill(small, {id(slots[name]): tensors[name].to(device) for name in names})
+    check_has_values(small, folder)
     return small.to(device)  # buffers that are not in the folder
 
 
@@ -137,7 +118,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise UserError(
             f"{folder} is of format {version}, and this version reads {FORMAT}; save it again with this one"
         )
-    config.setdefault("residuals", {})  # an older version had none
     if not _is_structure(config):
         raise UserError(f"{folder} holds no factorized model: {CONFIG} is damaged")
     return config, tensors

@@ -1,23 +1,40 @@
-"""Find out why a layer cannot be factorized."""
+"""What cannot be used: each kind of module, tensor or layer, with the sentence that a user reads about it.
+
+A public function that is given a model checks it once, by the table of what it does with the model; what lies below
+trusts it. A layer that cannot be factorized is no mistake: it stays dense, for a reason in `LAYERS`.
+
+In a table, each sentence has a test. If the test returns something true, the sentence applies, and this is its
+``{found}``. The first one counts.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from sharding.errors import UserError
 from sharding.layers import FactorizedLayer, factorized_type, num_blocks, padding_row
 from sharding.layers.attention import reason_against_unpacking
+from sharding.layers.base import FACTORS
 from sharding.layers.decomposition import form_of
-from sharding.modules.wrappers import has_own_forward, is_distributed, is_ordinary, key, named_modules
+from sharding.modules.state import as_real
+from sharding.modules.wrappers import has_own_forward, is_distributed, key, named_modules, named_state
+from sharding.transport.serialize import TYPES
 
-STATE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+Table = dict[str, Callable[[Any], object]]
+
+
+class Use(NamedTuple):
+    """What is done with a model: the kinds of modules, and of entries of its state, that cannot be used for it."""
+
+    modules: Table
+    tensors: Table
 
 
 class ModelContext:
-    """What `reason_unsupported` needs to know about the model around a layer."""
+    """What the reasons of a layer need to know about the model around it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._owners: dict[int, list[str]] = {}
@@ -38,10 +55,13 @@ class ModelContext:
                 return True
         return False
 
-    def attention_around(self, name: str) -> str | None:
-        """Return the name of the packed attention that a module is, or is the output projection of."""
+    def reason_packed(self, name: str) -> str | None:
+        """Return why the packed attention stays packed that a module is, or is the output projection of."""
         enclosing = (name, name.rpartition(".")[0])
-        return next((each for each in enclosing if isinstance(self._modules[each], nn.MultiheadAttention)), None)
+        packed = next((each for each in enclosing if isinstance(self._modules[each], nn.MultiheadAttention)), None)
+        if packed is None:
+            return None
+        return self.reason_against_unpacking(packed) or "its projections are one bare weight"
 
     def reason_against_unpacking(self, name: str) -> str | None:
         """Return why the attention of this name cannot be unpacked, or None if it can."""
@@ -59,68 +79,180 @@ class ModelContext:
         return [owner for owner in owners if owner != f"{name}.{kind}".lstrip(".")]
 
 
-def reason_unsupported(name: str, layer: nn.Module, context: ModelContext) -> str | None:
-    """Return why a layer cannot be factorized, in the same words for all layers of a kind; None if it can."""
-    if isinstance(layer, FactorizedLayer):
-        return "factorized already; merge first"
-    attention = context.attention_around(name)
-    if attention is not None:
-        reason = context.reason_against_unpacking(attention) or "its projections are one bare weight"
-        return f"in a packed attention: {reason}"
-    if context.is_adapter(name):
-        return "an adapter beside its base layer, small already"
-    return _of_weight(layer) or _of_behavior(layer) or _shared_or_extra_state(name, layer, context) or _of_rank(layer)
+class Candidate(NamedTuple):
+    """A layer that is sharded unless there is a reason against it."""
+
+    name: str
+    layer: Any
+    context: ModelContext
+
+    @property
+    def weight(self) -> Any:
+        """Its weight; None where that is computed."""
+        return self.layer._parameters.get("weight")
+
+    def tied(self, kind: str) -> str:
+        """Return the other names of its weight or bias."""
+        return ", ".join(self.context.tied_names(self.name, self.layer, kind))
 
 
-def _of_weight(layer: nn.Module) -> str | None:
-    weight: nn.Parameter | None = layer._parameters.get("weight")
-    if weight is None:
-        return "its weight is computed (parametrized, normalized or pruned)"
-    if isinstance(weight, nn.UninitializedParameter):
-        return "not initialized yet"
-    if not is_ordinary(weight):
-        return f"its weight is {type(weight).__name__}"
-    if not weight.is_floating_point() or weight.element_size() < 2:
-        return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
-    if weight.layout != torch.strided:
-        return f"its weight is {str(weight.layout).removeprefix('torch.')}"
-    return None
+def _foreign_class(entry: object) -> str | None:
+    """Return the class of what is no tensor, or one whose memory does not hold its values, as a quantized weight's."""
+    ordinary = isinstance(entry, Tensor) and type(entry).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return None if ordinary or is_distributed(entry) else type(entry).__name__
 
 
-def _of_behavior(layer: nn.Module) -> str | None:
-    if hasattr(layer, "_hf_hook"):
-        return "accelerate has hooked it; call accelerate.hooks.remove_hook_from_module(model, recurse=True)"
-    if factorized_type(layer) is None:
-        subject = "this one" if has_own_forward(layer) else type(layer).__name__
-        return f"{subject} overrides forward"
-    if type(layer).get_extra_state is not nn.Module.get_extra_state:
-        return f"{type(layer).__name__} has extra state"
+def _layout(tensor: Tensor) -> str | None:
+    return None if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
+def _shares_memory(tensor: Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _is_offloaded(module: nn.Module) -> bool:
+    parameters = module._parameters.values()
+    return hasattr(module, "_hf_hook") and any(part is not None and part.is_meta for part in parameters)
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _has_state_hooks(layer: nn.Module) -> bool:
+    names = (
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+    )
     # FSDP2's hooks say how a state dict is put together.
-    if not is_distributed(layer.weight) and any(vars(layer).get(hooks) for hooks in STATE_HOOKS):
-        return "it has hooks on its state dict"
-    return _of_embedding(layer) if isinstance(layer, nn.Embedding) else None
+    return not is_distributed(layer.weight) and any(vars(layer).get(name) for name in names)
 
 
-def _of_embedding(layer: nn.Embedding) -> str | None:
-    if layer.sparse or layer.max_norm is not None:
-        return "an embedding with sparse gradients or max_norm"
-    if layer.scale_grad_by_freq:
-        return "an embedding with scale_grad_by_freq"
-    if layer.padding_idx is not None and padding_row(layer) is None:
-        return "an embedding whose padding row is not zero"
-    return None
+def _odd_type(weight: Tensor) -> str | None:
+    real = weight.is_floating_point() and weight.element_size() > 1
+    return None if real else str(weight.dtype).removeprefix("torch.")
 
 
-def _shared_or_extra_state(name: str, layer: nn.Module, context: ModelContext) -> str | None:
-    if set(layer._parameters) - {"weight", "bias"} or layer._buffers or layer._modules:
-        return "it holds more than a weight and a bias"
-    for kind in ("weight", "bias"):
-        if others := context.tied_names(name, layer, kind):
-            return f"its {kind} is tied to {', '.join(others)}"
-    return None
-
-
-def _of_rank(layer: nn.Module) -> str | None:
-    if form_of(layer).rank > 1:
+def _overriding(layer: nn.Module) -> str | None:
+    if factorized_type(layer) is not None:
         return None
-    return "a single term" if num_blocks(layer) == 1 else "a single term a group (depthwise convolution)"
+    return "this one" if has_own_forward(layer) else type(layer).__name__
+
+
+SCRIPTED: Table = {
+    "the layers of a scripted or traced model cannot be replaced; replace them first, then trace the model": (
+        lambda part: isinstance(part, torch.jit.ScriptModule)
+    ),
+}
+OFFLOADED: Table = {
+    "accelerate keeps the values of {name} elsewhere; call accelerate.hooks.remove_hook_from_module(model, "
+    "recurse=True) first": _is_offloaded,
+}
+IN_PIECES: Table = {
+    "FSDP2 holds {name} in pieces, and its layer cannot be replaced; factorize the model before fully_shard, and merge "
+    "what save_factorized saves of it": is_distributed,
+}
+LAZY: Table = {"{name} has no shape; run a batch through the model first": is_lazy}
+
+TO_LIST = Use(SCRIPTED, {})
+TO_READ = Use(OFFLOADED, {})
+TO_REPLACE = Use(SCRIPTED, IN_PIECES)
+TO_MERGE = Use(SCRIPTED | OFFLOADED, IN_PIECES)
+TO_BUILD = Use(SCRIPTED | OFFLOADED, IN_PIECES | LAZY)
+TO_SEND = Use(
+    SCRIPTED | OFFLOADED,
+    LAZY
+    | {
+        "{name} is of class {found}, which cannot be sent; quantize a model after training, and keep other state as "
+        "extra state": _foreign_class,
+        "{name} is {found}, which cannot be sent; make it dense with to_dense()": _layout,
+        "{name} is {found}, which cannot be sent; convert it to a type that safetensors knows": (
+            lambda entry: None if as_real(entry.resolve_conj()).dtype in TYPES else entry.dtype
+        ),
+        "{name} is a lazy conjugate, and cannot be averaged in place; call resolve_conj().resolve_neg()": (
+            lambda entry: entry.is_conj() or entry.is_neg()
+        ),
+        "{name} is expanded, so that entries share memory, and cannot be averaged in place; clone it": _shares_memory,
+        "{name} is made in inference mode, and cannot be averaged in place; build the model outside of it": (
+            lambda entry: entry.is_inference()
+        ),
+    },
+)
+TO_SAVE = Use(
+    OFFLOADED
+    | {
+        "{name} has extra state, which cannot be saved; remove it from this module": _has_extra_state,
+        "a factor of {name} is computed (pruned, normalized or parametrized), so it could not be loaded; make it "
+        "permanent with torch.nn.utils.prune.remove or parametrize.remove_parametrizations": (
+            lambda part: isinstance(part, FactorizedLayer) and set(FACTORS) - part.state_dict().keys()
+        ),
+        "{name} has a tail, which belongs to one round; save the server's model": (
+            lambda part: isinstance(part, FactorizedLayer) and part.tail is not None
+        ),
+    },
+    {
+        "{name} is of class {found}, and cannot be saved; quantize after loading": _foreign_class,
+        "{name} is {found}, which safetensors lacks; make it dense with to_dense()": _layout,
+        "{name} is {found}, which safetensors lacks; convert it": (
+            lambda entry: None if entry.dtype in (*TYPES, torch.complex64) else entry.dtype
+        ),
+    },
+)
+LAYERS: Table = {  # of a `Candidate`: layers of a kind have the same words, by which a report counts them
+    "factorized already; merge first": lambda it: isinstance(it.layer, FactorizedLayer),
+    "in a packed attention: {found}": lambda it: it.context.reason_packed(it.name),
+    "an adapter beside its base layer, small already": lambda it: it.context.is_adapter(it.name),
+    "its weight is computed (parametrized, normalized or pruned)": lambda it: it.weight is None,
+    "not initialized yet": lambda it: is_lazy(it.weight),
+    "its weight is {found}": lambda it: _foreign_class(it.weight) or _odd_type(it.weight) or _layout(it.weight),
+    "accelerate has hooked it; call accelerate.hooks.remove_hook_from_module(model, recurse=True)": (
+        lambda it: hasattr(it.layer, "_hf_hook")
+    ),
+    "{found} overrides forward": lambda it: _overriding(it.layer),
+    "{found} has extra state": lambda it: _has_extra_state(it.layer) and type(it.layer).__name__,
+    "it has hooks on its state dict": lambda it: _has_state_hooks(it.layer),
+    "an embedding with sparse gradients or max_norm": (
+        lambda it: isinstance(it.layer, nn.Embedding) and (it.layer.sparse or it.layer.max_norm is not None)
+    ),
+    "an embedding with scale_grad_by_freq": (
+        lambda it: isinstance(it.layer, nn.Embedding) and it.layer.scale_grad_by_freq
+    ),
+    "an embedding whose padding row is not zero": (
+        lambda it: (
+            isinstance(it.layer, nn.Embedding) and it.layer.padding_idx is not None and padding_row(it.layer) is None
+        )
+    ),
+    "it holds more than a weight and a bias": (
+        lambda it: set(it.layer._parameters) - {"weight", "bias"} or it.layer._buffers or it.layer._modules
+    ),
+    "its weight is tied to {found}": lambda it: it.tied("weight"),
+    "its bias is tied to {found}": lambda it: it.tied("bias"),
+    "a single term a group (depthwise convolution)": (
+        lambda it: form_of(it.layer).rank <= 1 and num_blocks(it.layer) > 1
+    ),
+    "a single term": lambda it: form_of(it.layer).rank <= 1,
+}
+
+
+def check_supported(model: nn.Module, use: Use) -> None:
+    """Check that a model has nothing that cannot be used like this; extra state is not looked at.
+
+    Raises:
+        UserError: the sentence about the first module, or else the first entry of its state, that it has.
+    """
+    for name, module in named_modules(model):
+        if sentence := find_sentence(use.modules, module, name or "this model"):
+            raise UserError(sentence)
+    for name, entry in named_state(model).items() if use.tensors else ():
+        if name.rpartition(".")[2] != "_extra_state" and (sentence := find_sentence(use.tensors, entry, name)):
+            raise UserError(sentence)
+
+
+def find_sentence(table: Table, subject: object, name: str = "") -> str | None:
+    """Return the first sentence of a table that applies, or None."""
+    for sentence, test in table.items():
+        if found := test(subject):
+            return sentence.format(name=name, found=found)
+    return None

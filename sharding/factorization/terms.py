@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sharding.errors import UserError, safe_repr
-from sharding.factorization.select import Pattern, aliases, matches, matching
+from sharding.factorization.shardable import Pattern, aliases, matches, matching
 from sharding.layers import as_blocks, num_blocks
 from sharding.layers.decomposition import form_of
 from sharding.matrices.spectrum import lower_gram

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.factorization.select import Pattern, matching, packed_attention
-from sharding.factorization.support import ModelContext
+from sharding.factorization.shardable import Pattern, matching, packed_attention
+from sharding.factorization.support import TO_REPLACE, ModelContext, check_supported
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied
 from sharding.modules.wrappers import get_submodule, named_modules, rebuild_wrappers
@@ -21,6 +21,7 @@ def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     `factorize` calls this function. Call it yourself on a server's model before you pass the model to `ShardPlanner`.
     Attention with add_bias_kv or add_zero_attn is not replaced, nor are subclasses.
     """
+    check_supported(model, TO_REPLACE)
     model = model if inplace else copied(model)
     return unpack(model, packed_attention(model, ()))
 
@@ -36,6 +37,7 @@ def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]],
     Raises:
         UserError: a pattern matches nothing, the outputs of a layer cannot be split like this, or its weight is tied.
     """
+    check_supported(model, TO_REPLACE)
     model = model if inplace else copied(model)
     split, context = dict[str, SplitLinear](), ModelContext(model)
     for pattern, sizes in parts.items():

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, CONFIG, LACKS_RESIDUAL, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
+from sharding.flower.messages import ARRAYS, CONFIG, LACKS, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
 from sharding.rounds.client import client_model
 from sharding.rounds.residual import Residual
 from sharding.rounds.shard import Shard
@@ -109,15 +109,20 @@ def _received(
     """Return the shard of a message and its model; keep the residual, if the message has one."""
     shard = Shard.from_bytes(bytes_of(part_of(message.content, ARRAYS, ArrayRecord))).to(device)
     del message.content[ARRAYS]
-    if RESIDUAL in message.content:
-        context.state[RESIDUAL] = message.content.pop(RESIDUAL)
+    keep(message, context, RESIDUAL)
     residual = None
     if shard.residual:
         try:
             residual = Residual.from_bytes(bytes_of(part_of(context.state, RESIDUAL, ArrayRecord)))
         except UserError as error:
-            raise UserError(f"{LACKS_RESIDUAL} ({error})") from error
+            raise UserError(f"{LACKS} the residual of the model ({error})") from error
         if residual.digest != shard.residual:
-            raise UserError(f"{LACKS_RESIDUAL}: it has another one")
+            raise UserError(f"{LACKS} the residual of the model: it has another one")
         residual = residual.to(device)
     return shard, client_model(structure, shard, copy=False, residual=residual)
+
+
+def keep(message: Message, context: Context, name: str) -> None:
+    """Move a record that the server sends once, if the message has it, to the node's state."""
+    if name in message.content:
+        context.state[name] = message.content.pop(name)

@@ -8,16 +8,20 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx
-from flwr.app import ArrayRecord, Error, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, LACKS_RESIDUAL, LATE, RESIDUAL, UNREADABLE, UNSENT
+from sharding.flower.messages import ARRAYS, CONFIG, LACKS, LATE, RESIDUAL, UNREADABLE, UNSENT, content_of, pack, pull
+from sharding.flower.nodes import Node, Nodes
+from sharding.rounds.failures import Failure
+from sharding.rounds.plan import Client, Plan
+from sharding.rounds.residual import Residual
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
+
+Answer = TypeVar("Answer")
 
 POLL = 0.5  # seconds between looks for replies
 SLACK = 10.0  # seconds to send a message, or to fetch its reply
@@ -31,23 +35,78 @@ def lifetime(timeout: float, num_messages: int) -> float:
     return timeout + SLACK * (1 + num_messages)
 
 
-class StreamingGrid:
-    """A grid that sends and receives one message at a time, and is another grid otherwise.
+class Exchange:
+    """What a server sends to nodes and what they reply, one message at a time; Flower's grid in all else.
 
     There is one reply for each message, in the order of the messages; in place of a missing one, an error of the node.
-    A reply counts only from the node that the message was sent to. A node that lacks the residual is sent its message
-    again, once, and has until the same end to reply.
+    A reply counts only from the node that the message was sent to. The residual is sent to each node once. A node that
+    replies that it lacks what it keeps is sent its message again with it, once, and has until the same end to reply.
 
     Args:
-        grid: that sends and receives.
-        again: takes Flower's number of a node, and returns the arrays of its message with the residual.
+        nodes: what they were asked when they connected, they keep.
+        timeout: seconds to wait for replies once all messages are sent; None for no limit.
     """
 
-    def __init__(self, grid: Grid, again: Callable[[int], Mapping[str, ArrayRecord]]) -> None:
-        self._grid, self._again = grid, again
+    def __init__(self, nodes: Nodes, timeout: float | None) -> None:
+        self._grid, self._question, self._timeout = nodes.grid, nodes.question, timeout
+        self._nodes: dict[int, Node] = {}  # that are sent the present messages, by Flower's number
+        self._records: Callable[[Node], dict[str, Any]]  # of a node's present message
+        self._sent: dict[int, str] = {}  # by Flower's number, the digest of the residual that a node was sent
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
+
+    def messages(
+        self,
+        kind: str,
+        nodes: Iterable[Node],
+        round: int,
+        values: Callable[[Node], Mapping[str, Any]],
+        plan: Plan | None = None,
+        residual: Residual | None = None,
+    ) -> Iterator[Message]:
+        """Return an iterator that makes a message for each node.
+
+        Args:
+            kind: Flower's type of message.
+            nodes: in order.
+            round: Flower's group of messages.
+            values: returns a node's configuration.
+            plan: of the nodes' shards, if they are sent one.
+            residual: which they need for it.
+        """
+
+        def records(node: Node) -> dict[str, Any]:
+            content: dict[str, Any] = {CONFIG: ConfigRecord(dict(values(node)))}
+            if plan is not None:
+                content[ARRAYS] = pack(plan.shard(node.client))
+            if residual and self._sent.get(node.id) != residual.digest:
+                content[RESIDUAL], self._sent[node.id] = pack(residual), residual.digest
+            return content
+
+        self._nodes, self._records = {node.id: node for node in nodes}, records
+        ttl = None if self._timeout is None else lifetime(self._timeout, len(self._nodes))
+        return (
+            Message(RecordDict(records(node)), dst_node_id=id, message_type=kind, ttl=ttl, group_id=str(round))
+            for id, node in self._nodes.items()
+        )
+
+    def answers(
+        self, replies: Iterable[Message], read: Callable[[RecordDict], Answer]
+    ) -> Iterator[tuple[Client, Answer | Failure]]:
+        """Yield what `read` makes of each node's reply, or why it has none."""
+        for reply in replies:
+            node = self._nodes.get(reply.metadata.src_node_id)
+            if node is None:
+                log.warning("ignored an unrequested reply from node %d", reply.metadata.src_node_id)
+                continue
+            try:
+                answer: Answer | Failure = read(content_of(reply))
+            except UserError as error:
+                answer = Failure.of(error)
+            del reply
+            yield node.client, answer
+            del answer
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send all messages, and return an iterator that fetches the reply to each when it is asked for it.
@@ -71,9 +130,11 @@ class StreamingGrid:
         for number, message in sent:
             node = message.metadata.dst_node_id
             reply = self._wait(number, node, end, seconds)
-            if isinstance(reply, Error) and LACKS_RESIDUAL in reply.reason:
-                log.info("node %d is sent the residual again", node)
-                number = self._push(_with_content(message, {**message.content, **self._again(node)}))  # noqa: PLW2901
+            if isinstance(reply, Error) and LACKS in reply.reason:
+                log.info("node %d is sent again what it keeps", node)
+                self._sent.pop(node, None)
+                content = {**self._question, **self._records(self._nodes[node]), **message.content}
+                number = self._push(_with_content(message, content))  # noqa: PLW2901
                 reply = self._wait(number, node, end, seconds)
             # Errors of the SuperLink do not name the node.
             yield Message(reply, reply_to=message) if isinstance(reply, Error) else reply
@@ -97,20 +158,6 @@ class StreamingGrid:
             if monotonic() > end:
                 return Error(LATE, f"no reply within {seconds:g} s")
             sleep(POLL)
-
-
-def pull(grid: Grid, number: str) -> list[Message]:
-    """Return the replies to a message that have come.
-
-    Raises:
-        UserError: what the node sent is not a message.
-    """
-    try:
-        return list(grid.pull_messages([number]))
-    except (httpx.HTTPError, OSError):  # of the SuperLink
-        raise
-    except Exception as error:  # any kind, since Flower does not check what nodes send before it reads it
-        raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error
 
 
 def _with_content(message: Message, records: Mapping[str, Any]) -> Message:

@@ -5,7 +5,9 @@ Readers trust nothing: what is missing or invalid raises a `UserError`.
 
 from typing import Any
 
+import httpx
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
 from sharding.errors import UserError
 from sharding.rounds.failures import FailureError, Kind, hint_at, one_line
@@ -21,7 +23,7 @@ NODE = "node"  # what a node reports about itself
 SHARD = "shard"  # the name of the array
 STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
 NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
-LACKS_RESIDUAL = "this node lacks the residual of the model"  # in the error of a node that has to be sent it again
+LACKS = "this node lacks"  # in the error of a node that has to be sent again what it keeps
 # Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.
 LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
@@ -69,6 +71,20 @@ def content_of(reply: Message) -> RecordDict:
         raise FailureError(KINDS[code], reason)
     kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED
     raise FailureError(kind, f"error {code}: {reason}")
+
+
+def pull(grid: Grid, number: str) -> list[Message]:
+    """Return the replies to a message that have come.
+
+    Raises:
+        UserError: what the node sent is not a message.
+    """
+    try:
+        return list(grid.pull_messages([number]))
+    except (httpx.HTTPError, OSError):  # of the SuperLink
+        raise
+    except Exception as error:  # any kind, since Flower does not check what nodes send before it reads it
+        raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error
 
 
 def weight_of(metrics: Any, key: str) -> float:

@@ -7,20 +7,20 @@ Flower gives a node another random number at each start, unless its key is regis
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from math import inf
+from time import monotonic, sleep
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError
-from sharding.flower.exchange import pull
-from sharding.flower.messages import NODE, RESIDUAL, content_of, pack, part_of
-from sharding.rounds.residual import Residual
+from sharding.flower.messages import NODE, content_of, part_of, pull
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
 KeepRatio = float | Callable[[int], float]
 
+POLL = 1.0  # seconds between looks for nodes
 PATIENCE = 60.0  # seconds that a round waits for a new node's report, and until a node that was left out is asked again
 LIFETIME = 600.0  # seconds that a question waits for its answer; then the node is asked again
 
@@ -44,12 +44,13 @@ class Nodes:
     """The nodes that have connected.
 
     Args:
+        grid: of the server's app.
         keep_ratio: of all nodes, or a function of Flower's number of a node; by default each new node is asked for it.
         question: the content of the message that asks a new node.
     """
 
-    def __init__(self, keep_ratio: KeepRatio | None = None, question: RecordDict | None = None) -> None:
-        self._keep_ratio, self._question = keep_ratio, question or RecordDict()
+    def __init__(self, grid: Grid, keep_ratio: KeepRatio | None = None, question: RecordDict | None = None) -> None:
+        self.grid, self.question, self._keep_ratio = grid, question or RecordDict(), keep_ratio
         self._known: dict[int, Node] = {}  # by Flower's number
         self._next: dict[int, float] = {}  # by Flower's number, when a node that is not known is asked again
         self._asked: dict[str, tuple[int, float]] = {}  # by message: the node, and until when a round waits for it
@@ -59,9 +60,25 @@ class Nodes:
         """Whether a node has been asked so recently that it should answer soon."""
         return any(end > monotonic() for _, end in self._asked.values())
 
-    def connected(self, grid: Grid) -> dict[int, Node]:
+    def wait(self, enough: Callable[[dict[int, Node]], bool], timeout: float = inf) -> dict[int, Node]:
+        """Return the connected nodes by client, once there are enough and new ones have reported.
+
+        Args:
+            enough: takes the nodes.
+            timeout: seconds after which those that are connected are returned in any case.
+        """
+        begin = last = monotonic()  # when there were too few
+        while True:
+            nodes = self.connected()
+            done, now = enough(nodes), monotonic()
+            last = last if done else now
+            if (done and not (self.waits and now < last + PATIENCE)) or now > begin + timeout:
+                return nodes
+            sleep(POLL)
+
+    def connected(self) -> dict[int, Node]:
         """Return the connected nodes by client. Others are asked, and count once they have answered."""
-        present = set(grid.get_node_ids())
+        present = set(self.grid.get_node_ids())
         self._known = {id: node for id, node in self._known.items() if id in present}
         self._next = {id: time for id, time in self._next.items() if id in present}
         self._asked = {number: (id, end) for number, (id, end) in self._asked.items() if id in present}
@@ -72,11 +89,11 @@ class Nodes:
             elif (now := monotonic()) >= self._next.get(id, now):
                 end = now if id in self._next else now + PATIENCE  # no round waits for a second answer
                 self._next[id] = now + LIFETIME
-                message = Message(self._question, dst_node_id=id, message_type=MessageType.QUERY, ttl=LIFETIME)
-                self._asked |= dict.fromkeys(grid.push_messages([message]), (id, end))
+                message = Message(self.question, dst_node_id=id, message_type=MessageType.QUERY, ttl=LIFETIME)
+                self._asked |= dict.fromkeys(self.grid.push_messages([message]), (id, end))
         for number, (id, _) in list(self._asked.items()):
             try:
-                reply = next(iter(pull(grid, number)), None)
+                reply = next(iter(pull(self.grid, number)), None)
                 if reply is None:
                     continue
                 self._known[id] = self.admit(id, part_of(content_of(reply), NODE, ConfigRecord))
@@ -110,21 +127,3 @@ def read_node(id: int, values: ConfigRecord) -> Node:
     if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
         raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
     return Node(id, client, float(ratio))
-
-
-class KeptResiduals:
-    """Which residual each node was sent, by Flower's number: once, and again if the node replies that it lacks it."""
-
-    def __init__(self) -> None:
-        self._digests: dict[int, str] = {}
-
-    def records(self, node: int, residual: Residual) -> dict[str, ArrayRecord]:
-        """Return what a node's message has besides its shard: the residual, unless there is none or it was sent."""
-        if not len(residual) or self._digests.get(node) == residual.digest:
-            return {}
-        self._digests[node] = residual.digest
-        return {RESIDUAL: pack(residual)}
-
-    def discard(self, node: int) -> None:
-        """Note that a node lacks its residual: it has lost it, or it was not sent it after all."""
-        self._digests.pop(node, None)

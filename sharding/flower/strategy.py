@@ -1,8 +1,7 @@
 """Flower's strategy for spectral sharding: each node trains the singular terms that it can afford."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from time import monotonic, sleep
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,25 +10,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from sharding.errors import UserError
-from sharding.flower.exchange import StreamingGrid, lifetime
-from sharding.flower.messages import (
-    ARRAYS,
-    CONFIG,
-    METRICS,
-    bytes_of,
-    content_of,
-    pack,
-    part_of,
-    weight_of,
-)
-from sharding.flower.nodes import PATIENCE, KeepRatio, KeptResiduals, Node, Nodes
+from sharding.flower.exchange import Exchange
+from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of, weight_of
+from sharding.flower.nodes import KeepRatio, Node, Nodes
 from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.planner import ShardPlanner
-from sharding.rounds.residual import Residual
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Update
 
@@ -93,12 +81,10 @@ class SpectralSharding(Strategy):
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or weighted_means
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_means
         self.failures: dict[int, dict[Client, Failure]] = {}
-        self._nodes = Nodes(keep_ratio)
-        self._sampled: dict[int, Node] = {}  # of the present exchange, by Flower's number
-        self._plan: Plan | None = None  # of the present exchange
-        self._residual = Residual({})  # of the present exchange
-        self._kept = KeptResiduals()
-        self._timeout: float | None = None
+        self._keep_ratio = keep_ratio
+        self._nodes: Nodes  # from the start
+        self._plan: Plan | None = None  # of the present round; None without nodes
+        self._exchange: Exchange  # from the start
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -136,9 +122,11 @@ class SpectralSharding(Strategy):
             self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
             if self.server.averaged is not None:
                 self.server.averaged.module.load_state_dict(unwrap(self.server.model).state_dict())
-        self._timeout = timeout
-        streaming, arrays = StreamingGrid(grid, self._arrays_again), self._arrays()
-        return super().start(streaming, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        self._nodes = Nodes(grid, self._keep_ratio)
+        self._exchange = Exchange(self._nodes, timeout)
+        return super().start(
+            self._exchange, self._arrays(), num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -147,9 +135,9 @@ class SpectralSharding(Strategy):
 
         The model is the server's; `arrays` is not read.
         """
-        nodes = self._sample(grid, "train", self.fraction_train, self.min_train_nodes, server_round)
-        self._begin(nodes, self.server.planner, self.server.model, server_round - 1)
-        return self._messages(MessageType.TRAIN, server_round, config)
+        nodes = self._sample("train", self.fraction_train, self.min_train_nodes, server_round)
+        planner, model = self.server.planner, self.server.model
+        return self._messages(MessageType.TRAIN, nodes, planner, model, server_round, server_round - 1, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -161,116 +149,94 @@ class SpectralSharding(Strategy):
         """
         if self._plan is None:
             return None, None
-        average, records = self.server.average(self._plan, None), dict[Client, RecordDict]()
-        for client, content in self._contents(replies):
-            try:
-                if isinstance(content, Failure):
-                    average.add(client, content)
-                    continue
-                metrics = part_of(content, METRICS, MetricRecord)
-                update = Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
+        average, records = self.server.average_as_reported(self._plan), dict[Client, RecordDict]()
+        for client, answer in self._exchange.answers(replies, self._read_update):
+            if isinstance(answer, Failure):
+                average.add(client, answer)
+            else:
+                update, metrics = answer
                 average.add(client, update, weight_of(metrics, self.weighted_by_key))
                 records[client] = RecordDict({METRICS: metrics})
                 del update
-            except UserError as error:
-                average.add(client, Failure.of(error))
-            del content  # with its arrays
-        aggregation = self.server.step(average)
-        self._report(server_round, aggregation.rejected)
-        counts = len(aggregation.accepted), len(aggregation.rejected)
+            del answer  # with its arrays
+        outcome = self.server.step(average)
+        self._report(server_round, outcome.rejected)
+        counts = len(outcome.accepted), len(outcome.rejected)
         log.info("aggregate_train: averaged %d updates, left out %d", *counts)
-        if not aggregation.accepted:
+        if not outcome.accepted:
             return None, None
-        accepted = [records[client] for client in aggregation.accepted]
+        accepted = [records[client] for client in outcome.accepted]
         return self._arrays(), self.train_metrics_aggr_fn(accepted, self.weighted_by_key)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return an iterator over messages as `configure_train`, with the largest terms of `server.result`."""
-        nodes = self._sample(grid, "evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
+        nodes = self._sample("evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
         planner = self.server.planner
         if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
             planner = ShardPlanner(
                 "top_n", skip=planner.skip, also=planner.also, compression=planner.compression, tail=planner.tail
             )
-        self._begin(nodes, planner, self.server.result, server_round)
-        return self._messages(MessageType.EVALUATE, server_round, config)
+        model = self.server.result
+        return self._messages(MessageType.EVALUATE, nodes, planner, model, server_round, server_round, config)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the nodes' metrics, or None where no node answered."""
         records, failures = [], dict[Client, Failure]()
-        for client, content in self._contents(replies):
-            try:
-                if isinstance(content, Failure):
-                    failures[client] = content
-                    continue
-                metrics = part_of(content, METRICS, MetricRecord)
-                weight_of(metrics, self.weighted_by_key)
+        for client, metrics in self._exchange.answers(replies, self._read_metrics):
+            if isinstance(metrics, Failure):
+                failures[client] = metrics
+            else:
                 records.append(RecordDict({METRICS: metrics}))
-            except UserError as error:
-                failures[client] = Failure.of(error)
         self._report(server_round, failures)
         return self.evaluate_metrics_aggr_fn(records, self.weighted_by_key) if records else None
 
-    def _sample(self, grid: Grid, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
+    def _sample(self, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
         """Return the nodes that take part; wait until enough are connected, then a while for new ones."""
         if fraction == 0:
             return []
-        needed, end = max(self.min_available_nodes, least, 1), monotonic() + PATIENCE
-        while len(nodes := self._nodes.connected(grid)) < needed or (self._nodes.waits and monotonic() < end):
+        needed = max(self.min_available_nodes, least, 1)
+
+        def enough(nodes: dict[int, Node]) -> bool:
             if len(nodes) < needed:
-                end = monotonic() + PATIENCE
-            log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
-            sleep(1)
+                log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
+            return len(nodes) >= needed
+
+        nodes = self._nodes.wait(enough)
         clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)
         draws = generator(self.server.planner.seed, "nodes", purpose, server_round)
         log.info("configure_%s: Sampled %d nodes (out of %d)", purpose, count, len(nodes))
         return [nodes[clients[index]] for index in sorted(draws.choice(len(nodes), count, replace=False))]
 
-    def _begin(self, nodes: Iterable[Node], planner: ShardPlanner, model: nn.Module, number: int) -> None:
-        """Plan an exchange with these nodes; there is no plan without nodes."""
-        self._sampled = {node.id: node for node in nodes}
-        self._plan, self._residual = None, Residual({})
-        if self._sampled:
-            self._plan = planner.plan(model, {node.client: node.keep_ratio for node in self._sampled.values()}, number)
-            self._residual = planner.residual(model)
+    def _messages(
+        self,
+        kind: str,
+        nodes: Sequence[Node],
+        planner: ShardPlanner,
+        model: nn.Module,
+        server_round: int,
+        number: int,
+        config: ConfigRecord,
+    ) -> Iterable[Message]:
+        """Plan the shards of a model for these nodes, and return their messages."""
+        if not nodes:
+            self._plan = None
+            return []
+        self._plan = planner.plan(model, {node.client: node.keep_ratio for node in nodes}, number)
+        values, residual = {**config, "server-round": server_round}, planner.residual(model)
+        return self._exchange.messages(kind, nodes, server_round, lambda _: values, self._plan, residual)
 
-    def _messages(self, kind: str, server_round: int, config: ConfigRecord) -> Iterator[Message]:
-        ttl = None if self._timeout is None else lifetime(self._timeout, len(self._sampled))
-        for id, node in self._sampled.items():
-            settings = ConfigRecord({**config, "server-round": server_round})
-            content = RecordDict({**self._arrays_for(node), CONFIG: settings})
-            message = Message(content, dst_node_id=id, message_type=kind, group_id=str(server_round), ttl=ttl)
-            del content
-            yield message
-            del message
+    def _read_metrics(self, content: RecordDict) -> MetricRecord:
+        """Return a reply's metrics, which have a valid weight."""
+        metrics: MetricRecord = part_of(content, METRICS, MetricRecord)
+        weight_of(metrics, self.weighted_by_key)
+        return metrics
 
-    def _arrays_for(self, node: Node) -> dict[str, ArrayRecord]:
-        """Return a node's shard, and the residual if the node does not keep it."""
-        assert self._plan is not None
-        return {ARRAYS: pack(self._plan.shard(node.client)), **self._kept.records(node.id, self._residual)}
-
-    def _arrays_again(self, id: int) -> dict[str, ArrayRecord]:
-        """Return what a node that has lost the residual is sent."""
-        self._kept.discard(id)
-        return self._arrays_for(self._sampled[id])
-
-    def _contents(self, replies: Iterable[Message]) -> Iterator[tuple[Client, RecordDict | Failure]]:
-        """Yield the content of each sampled client's reply, or why there is none."""
-        for reply in replies:
-            node = self._sampled.get(reply.metadata.src_node_id)
-            if node is None:
-                log.warning("ignored an unrequested reply from node %d", reply.metadata.src_node_id)
-                continue
-            content: RecordDict | Failure
-            try:
-                content = content_of(reply)
-            except UserError as error:
-                content = Failure.of(error)
-            del reply
-            yield node.client, content
-            del content
+    def _read_update(self, content: RecordDict) -> tuple[Update, MetricRecord]:
+        """Return a reply's update and metrics."""
+        metrics = self._read_metrics(content)
+        return Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord))), metrics
 
     def _report(self, server_round: int, failures: Mapping[Client, Failure]) -> None:
         for client, failure in failures.items():

@@ -5,7 +5,7 @@ from torch import nn
 from sharding.layers.attention import UnpackedAttention
 from sharding.layers.base import FactorizedLayer, as_blocks, num_blocks
 from sharding.layers.conv import FactorizedConv, FactorizedConvTranspose
-from sharding.layers.embedding import FactorizedEmbedding, clear_padding, padding_row
+from sharding.layers.embedding import FactorizedEmbedding, padding_row
 from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
 from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register_layer
 from sharding.layers.split import SplitLinear
@@ -25,7 +25,6 @@ __all__ = [
     "SplitLinear",
     "UnpackedAttention",
     "as_blocks",
-    "clear_padding",
     "factorized_type",
     "is_affine",
     "is_on_demand",

@@ -8,7 +8,7 @@ few bits as well. Then the weight is R + T + U·Ω·Vᵀ, near to the server's, 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from math import prod
 from typing import ClassVar, Self
 
 import torch
@@ -17,12 +17,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from sharding.errors import UserError
 from sharding.layers.computed import ComputesWeight, computed
+from sharding.layers.frozen import StoredMatrix
 from sharding.matrices.activations import Moment, weighted_terms
-from sharding.matrices.quantization import Format, dequantize, empty_quantized, format_of, quantize, split_terms
+from sharding.matrices.quantization import Format, empty_quantized, quantize
 from sharding.matrices.spectrum import compose, largest_terms
 from sharding.modules.wrappers import distribute_like
 
-# A factorized layer's notes on its dense layer, which the dense layer does not have.
+# Attributes that only the factorized layer has.
 DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")
 FACTORS = ("u", "v", "multipliers")
 COMPUTED = (*FACTORS, "bias")  # plain attributes where pruning or normalization computes them
@@ -129,28 +130,26 @@ class FactorizedLayer(ComputesWeight):
     @property
     def columns(self) -> int:
         """The columns of the matrix, or of each of its blocks."""
-        return self.v.shape[0] // self.num_blocks
+        return prod(self.weight_shape[1:])
 
-    def tail_factors(self) -> tuple[Tensor, Tensor]:
-        """Return the stored factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
-        assert self.tail is not None
-        return split_terms(self.tail, len(self.u) // self.num_blocks)
+    @property
+    def frozen(self) -> list[StoredMatrix]:
+        """R, stored whole, and T, stored by its factors: those that the layer has."""
+        parts = ((self.residual, False), (self.tail, True))
+        return [self._stored_matrix(stored, by_terms) for stored, by_terms in parts if stored is not None]
+
+    def can_add(self, stored: Tensor, by_terms: bool) -> bool:
+        """Whether this stored tensor can be the layer's residual, or its tail, which is stored by its terms."""
+        return self.adds_residual and self._stored_matrix(stored, by_terms).is_valid
+
+    def _stored_matrix(self, stored: Tensor, by_terms: bool) -> StoredMatrix:
+        rows = self.weight_shape[0] // self.num_blocks
+        return StoredMatrix(stored, rows, self.columns, self.num_blocks, by_terms)
 
     def dequantize_tail(self) -> None:
         """Keep the tail in the type of the factors from now on: it takes more memory, and no step dequantizes it."""
         if self.tail is not None:
-            self.tail = torch.cat(self._dequantized_tail(self.u.dtype), dim=1)
-
-    def fits_tail(self, stored: Tensor | None) -> bool:
-        """Whether this layer can have these stored terms as its tail."""
-        if stored is None:
-            return True
-        if not self.adds_residual or stored.dim() not in (2, 3) or len(stored) % self.num_blocks:
-            return False
-        sizes = (len(self.u) // self.num_blocks, self.columns)
-        empty = empty_quantized(len(stored), sizes[0], format_of(stored), torch.device("meta"))
-        other = empty_quantized(len(stored), sizes[1], format_of(stored), torch.device("meta"))
-        return torch.cat([empty, other], dim=1).shape == stored.shape and stored.dtype == empty.dtype
+            self.tail = torch.cat(self._stored_matrix(self.tail, by_terms=True).factors(self.u.dtype), dim=1)
 
     def matrix(self) -> Tensor:
         """Return R + T + UΩVᵀ, shape (rows, columns of a block)."""
@@ -167,22 +166,9 @@ class FactorizedLayer(ComputesWeight):
 
     def _compose(self, u: Tensor, omega: Tensor, v: Tensor) -> Tensor:
         matrix = compose(u * omega, v, self.num_blocks)
-        for frozen in self._frozen(matrix.dtype):
-            matrix = matrix + distribute_like(frozen, matrix, copies=True)
+        for part in self.frozen:
+            matrix = matrix + distribute_like(part.dense(matrix.dtype), matrix, copies=True)
         return matrix.view(self.weight_shape)
-
-    def _frozen(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield R and T, if there are any, shape (rows, columns)."""
-        if self.residual is not None:
-            yield dequantize(self.residual, self.columns, dtype)
-        if self.tail is not None:
-            u, v = (side.unflatten(0, (self.num_blocks, -1)) for side in self._dequantized_tail(dtype))
-            yield (u.mT @ v).flatten(0, 1)
-
-    def _dequantized_tail(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the factors of T, shape (blocks·n, rows of a block) and (blocks·n, columns)."""
-        u, v = self.tail_factors()
-        return dequantize(u, len(self.u) // self.num_blocks, dtype), dequantize(v, self.columns, dtype)
 
     @classmethod
     def from_dense(
@@ -236,8 +222,8 @@ class FactorizedLayer(ComputesWeight):
         dense._forward_pre_hooks = OrderedDict(hooks)
         omega = self.multipliers.to(self.u.device, torch.float64)  # buffers can have values where parameters have none
         weight = compose(self.u.double() * omega, self.v.double(), self.num_blocks)
-        for frozen in self._frozen(torch.float64):
-            weight += frozen.to(weight.device)
+        for part in self.frozen:
+            weight += part.dense(torch.float64).to(weight.device)
         trains = any(part.requires_grad for name, part in self.named_parameters() if "bias" not in name)
         dense.weight = nn.Parameter(weight.view(self.weight_shape).to(self.u.dtype), trains)
         if hasattr(self, "bias"):  # an embedding has none, not even None

@@ -12,12 +12,17 @@ its own n terms, and both convolutions are grouped.
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 from sharding.layers.frozen import CONVOLVE, TRANSPOSE, frozen_convolution
 from sharding.layers.tail import as_filters, convolution_with_tail, stacked_terms
+from sharding.matrices.quantization import split_terms
+
+torch.fx.wrap("convolution_with_tail")  # a tracer sees them as single steps
+torch.fx.wrap("frozen_convolution")
 
 
 class Convolution(FactorizedLayer):
@@ -62,13 +67,14 @@ class FactorizedConv(Convolution):
         dims, padding = len(self.kernel_size), self.padding
         if self.padding_mode != "zeros":
             input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
-        if padding == "same" and (self.residual is not None or self.tail is not None):
+        if padding == "same" and self.frozen:
             input, padding = F.pad(input, self._reversed_padding_repeated_twice), 0
         filters = self._filters().contiguous()  # once, not in every convolution's kernel
         sizes = [0] * dims if isinstance(padding, str | int) else padding
         geometry = (self.stride, sizes, self.dilation, self.groups)
         if self.tail is not None:
-            y = convolution_with_tail(input, filters, self.scaled_u, self.tail_factors(), *geometry)
+            factors = split_terms(self.tail, self.out_channels // self.groups)
+            y = convolution_with_tail(input, filters, self.scaled_u, factors, *geometry)
             y = y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1 for _ in range(dims)))
         else:
             convolve = CONVOLVE[dims]
@@ -103,12 +109,6 @@ class FactorizedConvTranspose(Convolution):
             terms, self._filters(), self.bias, self.stride, self.padding, extra, self.groups, self.dilation
         )
         geometry = (self.stride, self.padding, self.dilation, self.groups, extra)
-        if self.residual is not None:
-            y = y + frozen_convolution(input, self.residual, self.weight_shape, *geometry)
-        if self.tail is not None:
-            u, v = self.tail_factors()
-            ones, zeros = [1] * dims, [0] * dims
-            shape = (len(u), self.in_channels // self.groups, *ones)
-            terms = frozen_convolution(input, u, shape, ones, zeros, ones, self.groups)
-            y = y + frozen_convolution(terms, v, (len(v), *self.weight_shape[1:]), *geometry)
+        for part in self.frozen:
+            y = y + part.transposed_convolution(input, self.weight_shape, *geometry)
         return y

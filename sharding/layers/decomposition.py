@@ -1,16 +1,19 @@
 """Decompose sharded layers: the weight W of a dense layer, or the product L = UVᵀ of a factorized one."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.layers import FactorizedLayer, as_blocks, num_blocks
+from sharding.layers import FactorizedLayer, as_blocks, num_blocks, padding_row
 from sharding.matrices.product import ProductDecomposition, decompose_product
-from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape
+from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape, map_threads
+from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import full_tensor
+
+Result = TypeVar("Result")
 
 
 class Form(NamedTuple):
@@ -65,22 +68,58 @@ def check_layers(layers: Mapping[str, nn.Module]) -> None:
             check_matrices({name: _blocks(layer)})
 
 
-def group_layers(layers: Mapping[str, nn.Module]) -> list[list[str]]:
-    """Return the names of the layers that one call decomposes, the most work and memory first; see `group_by_shape`."""
-    return group_by_shape(
+def decompose_layers(
+    layers: Mapping[str, nn.Module], function: Callable[[str, Decomposition | ProductDecomposition], Result]
+) -> dict[str, Result]:
+    """Decompose every layer, and return what a function of its name and its decomposition returns, by name.
+
+    A decomposition is forgotten at once: all of them together take more memory than the model. Side by side on a CPU.
+
+    Raises:
+        UserError: as `check_layers`, where a decomposition fails.
+    """
+
+    def of_batch(names: list[str]) -> list[Result]:
+        try:
+            decompositions = _decompose([layers[name] for name in names])
+        except RuntimeError:
+            check_layers({name: layers[name] for name in names})  # names what has become NaN since it was checked
+            raise
+        results = [function(*each) for each in zip(names, decompositions, strict=True)]
+        del decompositions
+        release_freed_memory()
+        return results
+
+    batches = group_by_shape(
         {name: layer.u if isinstance(layer, FactorizedLayer) else _blocks(layer) for name, layer in layers.items()}
     )
+    results = {
+        name: result
+        for names, of_names in zip(batches, map_threads(of_batch, batches), strict=True)
+        for name, result in zip(names, of_names, strict=True)
+    }
+    return {name: results[name] for name in layers}
 
 
-def decompose_layers(layers: Sequence[nn.Module]) -> Sequence[Decomposition | ProductDecomposition]:
+def _decompose(layers: Sequence[nn.Module]) -> Sequence[Decomposition | ProductDecomposition]:
     """Decompose layers of one kind, shape, dtype and device; dense ones in one batched call."""
     factorized = [layer for layer in layers if isinstance(layer, FactorizedLayer)]
     if not factorized:
-        return decompose_batch([_blocks(layer) for layer in layers])
+        decompositions = decompose_batch([_blocks(layer) for layer in layers])
+        for layer, decomposition in zip(layers, decompositions, strict=True):
+            _clear_padding(layer, decomposition)
+        return decompositions
     return [
         decompose_product(*(full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v)))
         for layer in factorized
     ]
+
+
+def _clear_padding(layer: nn.Module, decomposition: Decomposition) -> None:
+    """Keep a zero padding row zero in every term, in place: a term of magnitude zero can have any u'."""
+    outputs = decomposition.left if decomposition.wide else decomposition.right  # where None, they are Wᵀu/λ: zero
+    if outputs is not None and (row := padding_row(layer)) is not None:
+        outputs[..., row] = 0
 
 
 def _blocks(layer: nn.Module) -> Tensor:

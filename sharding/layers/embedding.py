@@ -4,7 +4,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-from sharding.matrices.quantization import dequantize
 from sharding.modules.wrappers import full_tensor
 
 
@@ -24,16 +23,13 @@ class FactorizedEmbedding(FactorizedLayer):
         """Map ids (…) to vectors (…, embedding_dim), in the table's type under autocast too, as `nn.Embedding` does."""
         rows = F.embedding(input, self.u, self.padding_idx)
         vectors = F.linear(rows * self.omega, self.v).to(self.v.dtype)  # whatever type autocast gave the product
-        if self.residual is not None:
-            frozen = dequantize(self.residual[input.flatten()], self.embedding_dim, self.v.dtype)
-            vectors = vectors + frozen.view_as(vectors)
-        if self.tail is not None:
-            u, v = self._dequantized_tail(self.v.dtype)
-            vectors = vectors + (u[:, input.flatten()].mT @ v).view_as(vectors)
+        for part in self.frozen:
+            vectors = vectors + part.select(input.flatten(), self.v.dtype).view_as(vectors)
         return vectors
 
     def _clear(self, layer: nn.Module) -> None:
-        clear_padding(layer, self.u)
+        if (row := padding_row(layer)) is not None:
+            self.u[row] = 0  # a term of magnitude zero can have any u'
 
     def extra_repr(self) -> str:
         """Return the sizes, for `repr`."""
@@ -46,9 +42,3 @@ def padding_row(layer: nn.Module) -> int | None:
         return None
     row = full_tensor(layer.weight.detach())[layer.padding_idx]
     return layer.padding_idx if row.is_meta or not bool(row.any()) else None
-
-
-def clear_padding(layer: nn.Module, u: Tensor) -> None:
-    """Set u' to zero in the weight's padding row, in place: a term of magnitude zero can have any u'."""
-    if (row := padding_row(layer)) is not None:
-        u[row] = 0

@@ -1,4 +1,4 @@
-"""Apply a frozen weight that is stored in few bits, without keeping it dense.
+"""A frozen matrix in few bits, and its products, without keeping it dense.
 
 Autograd would save the dense weight until the backward pass, and so the model of a step would be dense after all. Here
 the weight is dequantized in the forward pass, and once more in the backward pass, each time for one layer. The gradient
@@ -6,6 +6,7 @@ flows to the input only.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -13,10 +14,77 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sharding.matrices.quantization import dequantize
+from sharding.matrices.quantization import dequantize, is_stored, split_terms, stored_length
 
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSE: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+torch.fx.wrap("dequantize")  # a tracer does not know the format of the rows that `select` takes
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A frozen matrix in a format of `sharding.matrices.quantization`, stored whole or by the factors of its terms.
+
+    Attributes:
+        stored: the matrix, a row for each of its rows; or factors, a row for each term of each block, as
+            `quantize_terms` stores them.
+        rows: of a block.
+        columns: of a block.
+        blocks: of the matrix.
+        by_terms: whether `stored` has factors.
+    """
+
+    stored: Tensor
+    rows: int
+    columns: int
+    blocks: int
+    by_terms: bool
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the stored tensor is one of a matrix of this shape."""
+        if not is_stored(self.stored):
+            return False
+        (count, length), columns = self.stored.shape[:2], stored_length(self.stored, self.columns)
+        if self.by_terms:
+            return count % self.blocks == 0 and length == stored_length(self.stored, self.rows) + columns
+        return (count, length) == (self.blocks * self.rows, columns)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Return the matrix, shape (blocks·rows, columns)."""
+        if not self.by_terms:
+            return dequantize(self.stored, self.columns, dtype)
+        u, v = (side.unflatten(0, (self.blocks, -1)) for side in self.factors(dtype))
+        return (u.mT @ v).flatten(0, 1)
+
+    def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the factors of a matrix that is stored by them, (blocks·n, rows) and (blocks·n, columns)."""
+        u, v = split_terms(self.stored, self.rows)
+        return dequantize(u, self.rows, dtype), dequantize(v, self.columns, dtype)
+
+    def linear(self, x: Tensor, transposed: bool = False) -> Tensor:
+        """Return x Wᵀ, shape (..., rows), for the matrix W of one block; or x W, shape (..., columns)."""
+        if not self.by_terms:
+            return frozen_linear(x, self.stored, self.columns, transposed)
+        u, v = split_terms(self.stored, self.rows)
+        first, last = ((u, self.rows), (v, self.columns)) if transposed else ((v, self.columns), (u, self.rows))
+        return frozen_linear(frozen_linear(x, *first), *last, transposed=True)
+
+    def select(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the rows with these numbers (n,) of a matrix of one block, shape (n, columns)."""
+        if not self.by_terms:
+            return dequantize(self.stored[rows], self.columns, dtype)
+        u, v = self.factors(dtype)
+        return u[:, rows].mT @ v
+
+    def transposed_convolution(self, x: Tensor, shape: Sequence[int], *geometry: Any) -> Tensor:
+        """Return the transposed convolution of x with a weight of this shape; for the rest see `frozen_convolution`."""
+        if not self.by_terms:
+            return frozen_convolution(x, self.stored, shape, *geometry)
+        u, v = split_terms(self.stored, self.rows)
+        ones, zeros = [1] * (len(shape) - 2), [0] * (len(shape) - 2)
+        terms = frozen_convolution(x, u, (len(u), self.rows, *ones), ones, zeros, ones, self.blocks)
+        return frozen_convolution(terms, v, (len(v), *shape[1:]), *geometry)
 
 
 # Whether a gradient is needed is not known to a tracer, which sees these as single steps.

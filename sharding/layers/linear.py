@@ -4,7 +4,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
-from sharding.layers.frozen import frozen_linear
 
 
 class FactorizedLinear(FactorizedLayer):
@@ -22,12 +21,8 @@ class FactorizedLinear(FactorizedLayer):
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
         y = F.linear(input @ self.v * self.omega, self.u, self.bias)
-        if self.residual is not None:
-            y = y + frozen_linear(input, self.residual, self.in_features)
-        if self.tail is not None:
-            u, v = self.tail_factors()
-            terms = frozen_linear(input, v, self.in_features)
-            y = y + frozen_linear(terms, u, self.out_features, transposed=True)
+        for part in self.frozen:
+            y = y + part.linear(input)
         return y
 
     def extra_repr(self) -> str:
@@ -47,11 +42,8 @@ class FactorizedTransposedLinear(FactorizedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., nx) to (..., nf)."""
         y = F.linear(x @ self.u * self.omega, self.v, self.bias)
-        if self.residual is not None:
-            y = y + frozen_linear(x, self.residual, self.nf, transposed=True)
-        if self.tail is not None:
-            u, v = self.tail_factors()
-            y = y + frozen_linear(frozen_linear(x, u, len(self.u)), v, self.nf, transposed=True)
+        for part in self.frozen:
+            y = y + part.linear(x, transposed=True)
         return y
 
     def extra_repr(self) -> str:

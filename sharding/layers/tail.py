@@ -15,7 +15,6 @@ from sharding.layers.frozen import CONVOLVE, call, compute_dtype
 from sharding.matrices.quantization import dequantize
 
 
-@torch.fx.wrap
 def convolution_with_tail(
     x: Tensor,
     filters: Tensor,

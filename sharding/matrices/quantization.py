@@ -82,5 +82,18 @@ def quantize_terms(u: Tensor, v: Tensor, name: Format) -> Tensor:
 
 def split_terms(stored: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Return the stored factors, (n, rows) and (n, columns), of terms that `quantize_terms` stored; as views."""
-    length = rows if stored.dim() == 2 else -(-rows // GROUP)
+    length = stored_length(stored, rows)
     return stored[:, :length], stored[:, length:]
+
+
+def stored_length(stored: Tensor, numbers: int) -> int:
+    """Return the length of a row of so many numbers in the format of a stored tensor: in numbers, or in groups."""
+    return numbers if stored.dim() == 2 else -(-numbers // GROUP)
+
+
+def is_stored(tensor: Tensor) -> bool:
+    """Whether a tensor is in a format: of integers, or of floating type, which casting a model can change."""
+    if tensor.dim() == 2:
+        return tensor.is_floating_point()
+    sizes = (SCALE + GROUP // 2, SCALE + GROUP)
+    return tensor.dim() == 3 and tensor.dtype == torch.uint8 and tensor.shape[2] in sizes

@@ -1,4 +1,4 @@
-"""Copy models, with their values or on the meta device, and fill a copy with values."""
+"""Copy models, with their values or on the meta device, and give a copy values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -8,28 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.modules.state import check_shapes
-from sharding.modules.wrappers import (
-    named_buffers,
-    named_parameters,
-    rebuild_wrappers,
-    refuse_distributed,
-    refuse_scripted,
-    unwrap,
-)
+from sharding.modules.state import as_real
+from sharding.modules.wrappers import distribute_like, named_buffers, named_parameters, rebuild_wrappers, unwrap
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
     """Return a copy of a model in which some objects are replaced.
 
     Args:
-        model: it is not changed; FSDP2 must not hold it.
+        model: it is not changed; FSDP2 does not hold it.
         instead: the replacement of an object, by its `id`.
 
     Raises:
-        UserError: a module holds something that Python cannot copy, such as a lock, or FSDP2 holds the model.
+        UserError: a module holds something that Python cannot copy, such as a lock.
     """
-    refuse_distributed(model)
     # torch copies neither computed tensors (pruned, normalized) nor sparse ones.
     special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
     try:
@@ -44,13 +36,8 @@ def meta_copy(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     Args:
         model: plain, or in DDP, `DataParallel` or `torch.compile`; it is not changed, and its weights are not copied.
         shared: buffers that are not copied either.
-
-    Raises:
-        UserError: it has lazy modules that have not seen a batch, or is scripted.
     """
     model = unwrap(model)
-    check_shapes(model)
-    refuse_scripted(model)
     instead: dict[int, object] = {id(parameter): meta_parameter(parameter) for parameter in model.parameters()}
     return copied(model, instead | {id(buffer): buffer for buffer in shared})
 
@@ -60,16 +47,34 @@ def meta_parameter(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
 
 
-def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None:
-    """Replace parameters and buffers of a copy on the meta device, in place; what is frozen stays frozen.
+def load(model: nn.Module, values: Iterable[tuple[Tensor, Tensor]], copy: bool) -> None:
+    """Give parameters and buffers of a model values, in place; what is frozen stays frozen.
 
     Args:
-        model: the copy.
-        values: by the `id` of the entry to replace.
-        source: names the origin of the values, in the error.
+        model: plain or wrapped; a parameter or buffer of it on the `meta` device gets memory where its value is.
+        values: pairs of an entry of the model and its value, as real numbers, in any type.
+        copy: False lets entries on the `meta` device be the values themselves where the type is the same.
+    """
+    new = dict[int, Tensor]()
+    for entry, value in values:
+        if not entry.is_meta:
+            target = as_real(entry)
+            target.copy_(distribute_like(value.to(target.device, target.dtype), target))
+        elif value.dtype == entry.dtype and not copy:
+            new[id(entry)] = value
+        else:
+            new[id(entry)] = torch.empty_strided(entry.shape, entry.stride(), dtype=entry.dtype, device=value.device)
+            as_real(new[id(entry)]).copy_(value)
+    if new:
+        fill(model, new)
 
-    Raises:
-        UserError: an entry has no value.
+
+def fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
+    """Replace parameters and buffers of a model, in place; what is frozen stays frozen.
+
+    Args:
+        model: plain or wrapped.
+        values: by the `id` of the entry to replace.
     """
     made: dict[int, Tensor] = {}
     for module in model.modules():
@@ -79,6 +84,14 @@ def fill(model: nn.Module, values: Mapping[int, Tensor], source: object) -> None
                     new = nn.Parameter(value, entry.requires_grad) if isinstance(entry, nn.Parameter) else value
                     entries[key] = made.setdefault(id(entry), new)  # one for all names of a tied one
     rebuild_wrappers(model)
+
+
+def check_has_values(model: nn.Module, source: object) -> None:
+    """Check that no parameter or buffer of a model is on the meta device.
+
+    Raises:
+        UserError: one is; the message names `source`, where the values come from.
+    """
     empty = [name for name, part in (*named_parameters(model), *named_buffers(model)) if part.is_meta]
     if empty:
         raise UserError(

@@ -8,12 +8,9 @@ these parts.
 from collections.abc import Iterator
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
-from sharding.errors import UserError
-
-# What each class of wrappers calls the module in it. They are known by name: most are of packages that few have.
+# What each class of wrappers calls the module in it. They are known by name: some would take long to import.
 WRAPPERS = {
     "OptimizedModule": "_orig_mod",  # torch.compile
     "ActivationWrapper": "_checkpoint_wrapped_module",  # torch's checkpoint_wrapper and offload_wrapper
@@ -21,11 +18,6 @@ WRAPPERS = {
     "DataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "AveragedModel": "module",  # torch.optim.swa_utils
-    "ModelEmaV2": "module",  # timm
-    "ModelEmaV3": "module",
-    "GradSampleModule": "_module",  # Opacus
-    "DeepSpeedEngine": "module",
-    "_FabricModule": "_forward_module",  # Lightning
 }
 
 
@@ -94,12 +86,8 @@ def named_state(model: nn.Module) -> dict[str, Any]:
     """Return the state dict of the module inside wrappers, by names without their parts, with the model's own tensors.
 
     What a wrapper counts for itself, as `AveragedModel` does, is left out.
-
-    Raises:
-        UserError: accelerate keeps values elsewhere.
     """
     model = unwrap(model)
-    refuse_offloaded(model)
     entries = ((_without_wrappers(model, name), entry) for name, entry in model.state_dict(keep_vars=True).items())
     return {name: entry for name, entry in entries if name is not None}
 
@@ -145,52 +133,6 @@ def has_own_forward(module: nn.Module) -> bool:
     """Whether a module's `forward` is another than its class's; accelerate's hooks leave the class's there, bound."""
     forward = vars(module).get("forward")
     return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
-
-
-def refuse_distributed(model: nn.Module) -> None:
-    """Check that FSDP2 does not hold a model's parameters, since its modules cannot be copied or replaced.
-
-    Raises:
-        UserError: it does.
-    """
-    if any(is_distributed(parameter) for parameter in model.parameters()):
-        raise UserError(
-            "FSDP2 holds the parameters of this model in pieces, and its layers cannot be replaced; factorize it "
-            "before fully_shard, and merge what save_factorized saves of it"
-        )
-
-
-def refuse_offloaded(model: nn.Module) -> None:
-    """Check that accelerate does not keep the values of a model's parameters elsewhere.
-
-    Raises:
-        UserError: it does.
-    """
-    for name, module in named_modules(model):
-        if hasattr(module, "_hf_hook") and any(
-            part is not None and part.is_meta for part in module._parameters.values()
-        ):
-            raise UserError(
-                f"accelerate keeps the values of {name or 'this model'} elsewhere; call "
-                "accelerate.hooks.remove_hook_from_module(model, recurse=True) first"
-            )
-
-
-def is_ordinary(tensor: Tensor) -> bool:
-    """Whether a tensor's memory holds its values, in one process or distributed; a quantized weight's does not."""
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__ or is_distributed(tensor)
-
-
-def refuse_scripted(model: nn.Module) -> None:
-    """Check that a model's modules can be replaced.
-
-    Raises:
-        UserError: a part of it went through `torch.jit.script` or `torch.jit.trace`.
-    """
-    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
-        raise UserError(
-            "the layers of a scripted or traced model cannot be replaced; replace them first, then trace the model"
-        )
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

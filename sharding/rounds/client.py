@@ -19,17 +19,15 @@ from torch.optim import SGD, Optimizer
 
 from sharding.errors import UserError, safe_repr
 from sharding.factorization import factorize_empty
+from sharding.factorization.support import TO_BUILD, check_supported
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
-from sharding.matrices.quantization import empty_quantized, format_of
-from sharding.modules.copies import fill, meta_copy, meta_parameter
-from sharding.modules.state import as_real, batch_counters
-from sharding.modules.wrappers import key, named_modules, named_state
+from sharding.modules.copies import check_has_values, meta_copy, meta_parameter
+from sharding.modules.wrappers import key, named_modules
 from sharding.rounds.failures import hint_at
 from sharding.rounds.optim import DecayOf, can_be_fused, clip_and_decay
 from sharding.rounds.residual import Residual, residual_layers
 from sharding.rounds.shard import Shard, Update
-from sharding.transport.compression import EXACT
 from sharding.validation import is_number
 
 Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
@@ -43,7 +41,7 @@ def train_shard(
     lr: float | None = None,
     *,
     residual: Residual | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     decay: float = 1e-4,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
@@ -51,7 +49,7 @@ def train_shard(
     """Train a shard on a client's data, with one optimizer step a batch and the shard's clip, and return the update::
 
         train_shard(model, shard, batches, lr=0.1)
-        train_shard(model, shard, batches, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
+        train_shard(model, shard, batches, make_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 
     Args:
         model: the structure, as for `client_model`; it is not changed.
@@ -60,35 +58,35 @@ def train_shard(
             arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
         lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
         residual: that the shard needs, as for `client_model`.
-        optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
+        make_optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
         decay: the strength of the Frobenius decay.
         decay_of: what decays.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
 
     Raises:
         UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
-            `optimizer` are given, the model returns no loss for a dict, or a batch norm gets a batch of one sample.
+            `make_optimizer` are given, the model returns no loss for a dict, or a batch norm gets a single sample.
     """
-    if (lr is None) == (optimizer is None):
-        raise UserError("give train_shard either lr=…, for SGD with momentum, or optimizer=…")
-    small = client_model(model, shard, residual=residual)
-    if not small.training:  # else parts in evaluation, such as frozen batch norms, stay so
-        small.train()
-    parameters = [parameter for parameter in small.parameters() if parameter.requires_grad]
+    if (lr is None) == (make_optimizer is None):
+        raise UserError("give train_shard either lr=…, for SGD with momentum, or make_optimizer=…")
+    trained = client_model(model, shard, residual=residual)
+    if not trained.training:  # else parts in evaluation, such as frozen batch norms, stay so
+        trained.train()
+    parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
-    if optimizer is not None:
-        steps = optimizer(parameters)
+    if make_optimizer is not None:
+        optimizer = make_optimizer(parameters)
     elif is_number(lr) and lr >= 0:
-        steps = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(small))
+        optimizer = SGD(parameters, lr, momentum=0.9, fused=can_be_fused(trained))
     else:
         raise UserError(f"lr is {safe_repr(lr)}; a finite number of at least 0 is needed")
-    steps.register_step_pre_hook(clip_and_decay(small, shard.clip, decay, decay_of))
+    optimizer.register_step_pre_hook(clip_and_decay(trained, shard.clip, decay, decay_of))
     for batch in batches:
-        steps.zero_grad()
-        _loss_of(small, batch, loss).backward()
-        steps.step()
-    return shard.read_from(small)
+        optimizer.zero_grad()
+        _loss_of(trained, batch, loss).backward()
+        optimizer.step()
+    return shard.read_from(trained)
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -127,17 +125,15 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
         UserError: the shard is of another model (the message lists all names and shapes that differ), its residual is
             missing or another one, or a buffer that is not in the shard has no value.
     """
+    check_supported(model, TO_BUILD)
     _check_residual(shard, residual)
-    small = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
-    filled = _attach(small, shard, residual)
-    slots = shard.matching_state(small)
-    for name, value in shard.state().items():
-        slot = slots[name]
-        filled[id(slot)] = _as_slot(slot, value, copy or shard.compression != EXACT)
-        slot.requires_grad_(slot.requires_grad and not shard.is_frozen(name))
-    filled |= {id(counter): torch.zeros_like(counter, device="cpu") for counter in batch_counters(small)}
-    fill(small, filled, "the shard")
-    return small.to(next(iter(filled.values())).device) if filled else small
+    empty = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
+    residual = residual or Residual({})
+    device = next((value.device for value in (*shard.state().values(), *residual.dense.values())), None)
+    residual.load_into(empty, device)
+    shard.load_into(empty, copy)
+    check_has_values(empty, "the shard")
+    return empty.to(device)
 
 
 @contextmanager
@@ -210,38 +206,6 @@ def _check_residual(shard: Shard, residual: Residual | None) -> None:
         )
 
 
-def _attach(model: nn.Module, shard: Shard, residual: Residual | None) -> dict[int, Tensor]:
-    """Give each factorized layer its residual and its tail, in place, and freeze what is frozen.
-
-    Returns:
-        The values of frozen parameters, by the `id` of the parameter.
-    """
-    modules, filled = dict(named_modules(model, remove_duplicate=False)), dict[int, Tensor]()
-    for layer, terms in shard.terms.items():
-        module, stored = modules[layer], None if residual is None else residual.layers.get(layer)
-        if not isinstance(module, FactorizedLayer):
-            continue  # a misfit, reported with the others
-        if stored is not None:
-            empty = empty_quantized(len(module.u), module.columns, format_of(stored), torch.device("meta"))
-            plain = stored.dim() == 2 and stored.is_floating_point()  # in any type: casting the model casts it too
-            if not module.adds_residual or stored.shape != empty.shape or not (plain or stored.dtype == empty.dtype):
-                raise UserError(
-                    f"the residual of {layer}, {stored.dtype} of shape {list(stored.shape)}, does not fit this {module}"
-                )
-            stored = stored.to(terms.u.device)
-        module.residual, module.tail = stored, shard.tail.get(layer)
-    if residual is None:
-        return filled
-    slots, device = named_state(model), next((tensor.device for tensor in shard.state().values()), None)
-    for name, value in residual.dense.items():
-        slot = slots.get(name)
-        if not isinstance(slot, nn.Parameter) or as_real(slot).shape != value.shape:
-            raise UserError(f"the residual has {name}, {value.dtype} of shape {list(value.shape)}; the model has not")
-        filled[id(slot)] = _as_slot(slot, value.detach().to(device), copy=False)
-        slot.requires_grad_(False)
-    return filled
-
-
 def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:
     """Raise a UserError if the server split a layer that is fused in the client's model."""
     split = dict.fromkeys(name.rpartition(".parts.")[0] for name in sent if ".parts." in name)
@@ -251,12 +215,3 @@ def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None
             f"the shard has {', '.join(fused)} in parts; call sharding.split_layers on the client's model, "
             "as on the server's"
         )
-
-
-def _as_slot(slot: Tensor, value: Tensor, copy: bool) -> Tensor:
-    """Return a tensor with the dtype and layout of an empty one and the values of the shard's."""
-    if not copy and value.dtype == slot.dtype:
-        return value
-    filled = torch.empty_strided(slot.shape, slot.stride(), dtype=slot.dtype, device=value.device)
-    as_real(filled).copy_(value)
-    return filled

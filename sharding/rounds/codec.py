@@ -6,7 +6,7 @@ Keys are ``terms/<layer>/<part>``, ``dense/<name>`` and ``tail/<layer>/terms``; 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,15 +20,34 @@ ROLES: dict[str, Role] = {"indices": "indices", "u": "columns", "v": "columns", 
 FROZEN = "frozen/"
 SCALES = "scales/"  # before the key of a tensor: the exponents of its vectors
 CLIP = 10.0  # τ of a shard whose metadata has none
-VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression, for values and for changes
+VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression: of values, or of changes of what was sent
 
 
-def encode(message: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of the file for a `Shard` or an `Update`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Message:
+    """What a file has: the fields of a `Shard`, which has no `changes`, or of an `Update`; terms by layer and part.
+
+    An update has no `frozen`, `tail` and `clip`.
+    """
+
+    terms: Mapping[str, Mapping[str, Tensor]]
+    dense: Mapping[str, Tensor]
+    keep_ratio: float
+    plan: str
+    compression: str
+    residual: str
+    frozen: frozenset[str] = frozenset()
+    tail: Mapping[str, Tensor] = field(default_factory=dict)
+    clip: float | None = CLIP
+    changes: bool = False
+
+
+def encode(message: Message) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of the file."""
     return _compressed(_entries(message), message.compression), _metadata(message)
 
 
-def size_of(message: Any) -> int:
+def size_of(message: Message) -> int:
     """Return the exact length of the file, without encoding."""
     entries = _entries(message)
     if message.compression != EXACT:  # else nothing is computed
@@ -36,20 +55,20 @@ def size_of(message: Any) -> int:
     return serialize.size_of(_compressed(entries, message.compression), _metadata(message))
 
 
-def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a `Shard` and of an `Update`, by name; terms by layer and part.
+def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Message:
+    """Return what a file has.
 
     Names, types and shapes are checked against each other; values are not checked.
 
     Raises:
         UserError: the file is not a message.
     """
-    fields = _checked_fields(metadata)
+    keep_ratio, plan, residual, clip, compression, changes = _checked_metadata(metadata)
     terms: dict[str, dict[str, Tensor]] = {}
     dense: dict[str, Tensor] = {}
     tail: dict[str, Tensor] = {}
     frozen = set()
-    for entry, tensor in _expanded(tensors, fields["compression"]).items():
+    for entry, tensor in _expanded(tensors, compression).items():
         kind, _, name = entry.removeprefix(FROZEN).partition("/")
         if kind == "terms":
             name, _, part = name.rpartition("/")
@@ -62,24 +81,33 @@ def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
             raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
         if entry.startswith(FROZEN):
             frozen.add(name)
-    terms = {layer: terms[layer] for layer in sorted(terms)}
-    for layer, parts in terms.items():
-        _check_terms(layer, parts)
+    for layer in sorted(terms):
+        _check_terms(layer, terms[layer])
     if other := sorted(tail.keys() - terms.keys()):
         raise UserError(f"it has a tail of {other[0][:80]!r} without terms")
-    return {"terms": terms, "dense": dense, "frozen": frozenset(frozen), "tail": tail, **fields}
+    return Message(
+        terms={layer: terms[layer] for layer in sorted(terms)},
+        dense=dense,
+        keep_ratio=keep_ratio,
+        plan=plan,
+        compression=compression,
+        residual=residual,
+        frozen=frozenset(frozen),
+        tail=tail,
+        clip=clip,
+        changes=changes,
+    )
 
 
-def _entries(message: Any) -> Iterator[tuple[str, Role, Tensor]]:
+def _entries(message: Message) -> Iterator[tuple[str, Role, Tensor]]:
     """Yield the key, the role and the values of each tensor."""
-    frozen = getattr(message, "frozen", ())
-    for layer, terms in message.terms.items():
+    for layer, parts in message.terms.items():
         for part, role in ROLES.items():
-            yield f"{FROZEN if layer in frozen else ''}terms/{layer}/{part}", role, getattr(terms, part)
-    for layer, stored in getattr(message, "tail", {}).items():
+            yield f"{FROZEN if layer in message.frozen else ''}terms/{layer}/{part}", role, parts[part]
+    for layer, stored in message.tail.items():
         yield f"tail/{layer}/terms", "numbers", stored
     for name, tensor in message.dense.items():
-        yield f"{FROZEN if name in frozen else ''}dense/{name}", "outputs", tensor
+        yield f"{FROZEN if name in message.frozen else ''}dense/{name}", "outputs", tensor
 
 
 def _compressed(entries: Iterable[tuple[str, Role, Tensor]], compression: str) -> dict[str, Tensor]:
@@ -110,13 +138,16 @@ def _expanded(tensors: Mapping[str, Tensor], compression: str) -> Mapping[str, T
     }
 
 
-def _metadata(message: Any) -> dict[str, str]:
+def _metadata(message: Message) -> dict[str, str]:
     # One entry, since safetensors writes several in any order.
-    fields = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
-    fields |= {"residual": message.residual} if message.residual else {}
-    fields |= {"clip": message.clip} if getattr(message, "clip", CLIP) != CLIP else {}
-    kind = CHANGES if getattr(message, "changes", False) else VALUES
-    return {"shard": json.dumps(fields if message.compression == EXACT else fields | {kind: message.compression})}
+    fields: dict[str, object] = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
+    if message.residual:
+        fields["residual"] = message.residual
+    if message.clip != CLIP:
+        fields["clip"] = message.clip
+    if message.compression != EXACT:
+        fields[CHANGES if message.changes else VALUES] = message.compression
+    return {"shard": json.dumps(fields)}
 
 
 def _check_terms(layer: str, parts: Mapping[str, Tensor]) -> None:
@@ -141,8 +172,8 @@ def _check_terms(layer: str, parts: Mapping[str, Tensor]) -> None:
     raise UserError(f"layer {layer[:80]!r} has {forms[:200]}, or its indices do not ascend")
 
 
-def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return keep ratio, plan, clip, compression and whether values are changes.
+def _checked_metadata(metadata: Mapping[str, str]) -> tuple[float, str, str, float | None, str, bool]:
+    """Return keep ratio, plan, residual, clip, compression and whether values are changes.
 
     Raises:
         UserError: they are missing or invalid.
@@ -158,11 +189,4 @@ def _checked_fields(metadata: Mapping[str, str]) -> dict[str, Any]:
         raise UserError(f"its metadata has {str(fields)[:80]}")
     changes = CHANGES in fields
     check_compression(compression := fields.get(CHANGES if changes else VALUES, EXACT))
-    return {
-        "keep_ratio": float(keep_ratio),
-        "plan": plan,
-        "residual": residual,
-        "clip": clip,
-        "compression": compression,
-        "changes": changes,
-    }
+    return float(keep_ratio), plan, residual, clip, compression, changes

@@ -13,7 +13,7 @@ from sharding.matrices.spectrum import Spectrum
 from sharding.modules.finite import computable
 from sharding.rounds.shard import Shard, Terms, Update
 from sharding.terms.strategies import Allocation, LayerContext
-from sharding.transport.compression import EXACT, round_columns
+from sharding.transport.compression import EXACT, round_columns, round_outputs
 
 Client = int | str
 
@@ -42,38 +42,35 @@ class Plan(Collection[Client]):
     more than the model.
 
     Args:
-        headers: each client's shard without terms; the others are the attributes.
+        common: a shard without terms: what every client of the round is sent besides them.
+        keep_ratios: r of each client that the terms are drawn for; the other arguments are the attributes.
 
     Attributes:
         id: ``<round>-<digest>``; an update names the plan that it belongs to.
         spectra: of the sharded layers, by name, with the terms that some client of the round holds.
-        groups: the clients of each keep ratio, in the order of the rows of the draws.
         draws: by (keep ratio, layer).
-        dense: what is sent whole, as the server has it, before any rounding for the wire.
+        groups: the clients of each keep ratio, in the order of the rows of the draws.
         shapes: of the sharded layers' weights, by layer.
         tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
+        dense: what is sent whole, as the server has it, before any rounding for the wire.
     """
 
     def __init__(
         self,
-        id: str,
-        headers: Mapping[Client, Shard],
+        common: Shard,
+        keep_ratios: Mapping[Client, float],
         spectra: Mapping[str, Spectrum],
-        groups: Mapping[float, list[Client]],
         draws: Mapping[tuple[float, str], Draw],
-        dense: Mapping[str, Tensor],
         shapes: Mapping[str, torch.Size],
-        tails: Mapping[float, Mapping[str, Tensor]] | None = None,
+        tails: Mapping[float, Mapping[str, Tensor]],
     ) -> None:
-        self.id = id
-        self.spectra = spectra
-        self.groups = groups
-        self.draws = draws
-        self.dense = dense
-        self.shapes = shapes
-        self.tails = tails or {}
-        self._headers = headers
-        self._rows = {client: (ratio, row) for ratio, clients in groups.items() for row, client in enumerate(clients)}
+        self.id, self.dense = common.plan, common.dense
+        self.spectra, self.draws, self.shapes, self.tails = spectra, draws, shapes, tails
+        self.groups = grouped(keep_ratios)
+        rounded = {name: round_outputs(part, common.compression) for name, part in self.dense.items()}
+        self._common = replace(common, dense=rounded)
+        self._keep_ratios = keep_ratios
+        self._rows = {client: row for clients in self.groups.values() for row, client in enumerate(clients)}
         self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
 
     def shard(self, client: Client) -> Shard:
@@ -82,11 +79,11 @@ class Plan(Collection[Client]):
         Raises:
             KeyError: the client is not in the plan.
         """
-        header, terms = self._headers[client], {}
-        for name, (indices, multipliers) in self._terms_of(client):
-            u, v = (round_columns(side, header.compression) for side in self.spectra[name].cut(indices))
+        terms, compression = {}, self._common.compression
+        for name, (indices, multipliers) in self._drawn_by(client):
+            u, v = (round_columns(side, compression) for side in self.spectra[name].cut(indices))
             terms[name] = Terms(indices, u, v, multipliers)
-        return replace(header, terms=terms, tail=self._tail_of(client))
+        return self._with_terms(client, terms)
 
     def shards(self) -> Iterator[tuple[Client, Shard]]:
         """Cut every client's shard, one after the other."""
@@ -99,30 +96,32 @@ class Plan(Collection[Client]):
             KeyError: the client is not in the plan.
         """
         terms = {}
-        for name, (indices, multipliers) in self._terms_of(client):
+        for name, (indices, multipliers) in self._drawn_by(client):
             spectrum = self.spectra[name]
             u, v = (side.new_empty((len(side), len(indices)), device="meta") for side in (spectrum.u, spectrum.v))
             terms[name] = Terms(indices, u, v, multipliers)
-        return replace(self._headers[client], terms=terms, tail=self._tail_of(client))
+        return self._with_terms(client, terms)
 
-    def _terms_of(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-        ratio, row = self._rows[client]
+    def _drawn_by(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+        """Return an iterator over the layers, with the indices and multipliers of a client's terms."""
+        ratio, row = self._keep_ratios[client], self._rows[client]
         return ((name, self._drawn[ratio, name][row]) for name in self.spectra)
 
-    def _tail_of(self, client: Client) -> Mapping[str, Tensor]:
-        return self.tails.get(self._rows[client][0], {})
+    def _with_terms(self, client: Client, terms: Mapping[str, Terms]) -> Shard:
+        ratio = self._keep_ratios[client]
+        return replace(self._common, terms=terms, keep_ratio=ratio if terms else 1.0, tail=self.tails[ratio])
 
     def __contains__(self, client: object) -> bool:
         """Return whether there is a shard for this client."""
-        return client in self._headers
+        return client in self._keep_ratios
 
     def __iter__(self) -> Iterator[Client]:
         """Iterate over the clients, in the order in which they were planned."""
-        return iter(self._headers)
+        return iter(self._keep_ratios)
 
     def __len__(self) -> int:
         """Return the number of clients."""
-        return len(self._headers)
+        return len(self._keep_ratios)
 
     @property
     def device(self) -> torch.device:
@@ -156,11 +155,19 @@ class Plan(Collection[Client]):
 
     def tail_indices(self, client: Client) -> dict[str, Tensor]:
         """Return, by layer, the indices of the terms that a client holds frozen: all of the round after its own."""
-        ratio, row = self._rows[client]
+        ratio = self._keep_ratios[client]
         return {
-            layer: self.spectra[layer].indices[len(self._drawn[ratio, layer][row][0]) :]
-            for layer in self._tail_of(client)
+            layer: self.spectra[layer].indices[self.draws[ratio, layer].context.num_terms :]
+            for layer in self.tails[ratio]
         }
+
+
+def grouped(keep_ratios: Mapping[Client, float]) -> dict[float, list[Client]]:
+    """Put clients of one keep ratio together."""
+    groups: dict[float, list[Client]] = {}
+    for client, ratio in keep_ratios.items():
+        groups.setdefault(ratio, []).append(client)
+    return groups
 
 
 def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:

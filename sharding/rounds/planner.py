@@ -14,31 +14,33 @@ from math import inf
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
-from sharding.layers import FactorizedLayer, clear_padding, factorized_type
-from sharding.layers.decomposition import check_layers, decompose_layers, form_of, group_layers
+from sharding.factorization.support import TO_SEND, check_supported
+from sharding.layers import FactorizedLayer, factorized_type
+from sharding.layers.decomposition import check_layers, decompose_layers, form_of
 from sharding.layers.tail import stacked_terms
+from sharding.matrices.product import ProductDecomposition
 from sharding.matrices.quantization import Format, check_format, quantize_terms
-from sharding.matrices.spectrum import Spectrum, map_threads
+from sharding.matrices.spectrum import Decomposition, Spectrum
 from sharding.modules.copies import meta_copy
 from sharding.modules.finite import find_nonfinite
-from sharding.modules.memory import release_freed_memory
-from sharding.modules.state import check_shapes, dense_state, frozen_names
+from sharding.modules.state import dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP
 from sharding.rounds.optim import check_clip
-from sharding.rounds.plan import Client, Draw, Plan
+from sharding.rounds.plan import Client, Draw, Plan, grouped
 from sharding.rounds.residual import Residual, residual_layers
 from sharding.rounds.shard import Shard, Terms
 from sharding.terms.designs import DESIGNS, fit, successive_design
 from sharding.terms.designs.design import Design
 from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
-from sharding.transport.compression import COMPRESSIONS, EXACT, round_outputs
+from sharding.transport.compression import COMPRESSIONS, EXACT
+
+Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,13 @@ class ShardPlanner:
         check_clip(clip)
         self.clip = clip if self.strategy.clips and clip != inf else None
 
-    def plan(self, model: nn.Module, keep_ratios: Mapping[Client, float], round: int = 0) -> Plan:
+    def plan(
+        self,
+        model: nn.Module,
+        keep_ratios: Mapping[Client, float],
+        round: int = 0,
+        layers: Mapping[str, nn.Module] | None = None,
+    ) -> Plan:
         """Draw the terms of each client.
 
         Every client of a round holds terms of the same layers, since each vector is averaged over those who hold it. So
@@ -104,45 +112,40 @@ class ShardPlanner:
             model: the server's model, dense or factorized; only read.
             keep_ratios: r of each client, in (0, 1].
             round: t.
+            layers: the model's, as `checked_layers` returned them; by default they are chosen and checked now.
 
         Returns:
             A `Plan`, whose clients are in the order of `keep_ratios`.
 
         Raises:
-            UserError: a keep ratio outside (0, 1], a weight that is not finite, an attention that has yet to be
-                unpacked, compression of a model that sends no weights in float32, or bfloat16 compression of one that
-                sends some in bfloat16, or what cannot be sent: lazy, sparse and quantized layers, scripted models; or
-                factorized layers with multipliers other than 1, or with the strategy ``dense``.
+            UserError: a keep ratio outside (0, 1], a weight that is sent whole and not finite, compression of a model
+                that sends no weights in float32, or bfloat16 compression of one that sends some in bfloat16, what
+                cannot be sent, such as sparse and quantized tensors; or as `checked_layers`.
         """
-        keep_ratios = _checked_ratios(keep_ratios)
         model = unwrap(model)
-        if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
-            raise UserError(f"{empty} is on the meta device; pass a model with values")
-        layers = self.sharded_layers(model)
-        if self.strategy.allocate is not None and not layers:
-            warnings.warn(
-                f"no layer of this {type(model).__name__} is sharded: every client is sent the whole model, whatever "
-                "its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
-                stacklevel=2,
-            )
-        groups = self._group(keep_ratios)
-        spectra, draws = self._plan_layers(layers, groups, round)
-        dense, frozen_dense = dense_state(model, layers)
-        dense = {name: tensor.clone() for name, tensor in dense.items()}  # the model moves on, shards are as they were
-        _check_compression(layers, dense, self.compression)
-        if (spoiled := find_nonfinite(dense | frozen_dense)) is not None:
-            raise UserError(
-                f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
-            )
-        frozen = frozen_names(model, layers, dense)
-        ratios = {client: ratio if layers else 1.0 for ratio, clients in groups.items() for client in clients}
-        id = f"{round}-{self._digest(round, spectra, dense)}"
-        rest = {name: round_outputs(tensor, self.compression) for name, tensor in dense.items()}
-        digest = Residual.of(model, layers).digest
-        header = Shard({}, rest, 1.0, frozen, id, self.compression, digest, clip=self.clip)
-        headers = {client: replace(header, keep_ratio=ratios[client]) for client in keep_ratios}
+        layers = self.checked_layers(model) if layers is None else layers
+        ratios = {client: self.strategy.keep_ratio or r for client, r in _checked_ratios(keep_ratios).items()}
+        groups = grouped(ratios)
+
+        def draw_and_keep(name: str, decomposition: Decomposition | ProductDecomposition) -> tuple[Spectrum, Draws]:
+            magnitudes, form = decomposition.magnitudes.cpu().numpy().copy(), form_of(layers[name])
+            magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
+            if not magnitudes.any():
+                log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
+            draws = {}
+            for ratio, clients in groups.items():
+                n = min(num_terms(form.rank, ratio), form.num_terms)
+                draws[ratio, name] = self._draw(name, LayerContext(magnitudes, n, len(clients), ratio), clients, round)
+            drawn = [np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws.values())]
+            return decomposition.keep(torch.from_numpy(np.unique(np.concatenate(drawn)))), draws
+
+        kept = decompose_layers(layers, draw_and_keep)
+        spectra = {name: spectrum for name, (spectrum, _) in kept.items()}
+        draws = {key: draw for _, of_layer in kept.values() for key, draw in of_layer.items()}
+        common = self._common(model, layers)
+        common = replace(common, plan=f"{round}-{self._digest(round, spectra, common.dense)}")
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
-        return Plan(id, headers, spectra, groups, draws, dense, shapes, self._tails(layers, spectra, groups, draws))
+        return Plan(common, ratios, spectra, draws, shapes, self._tails(layers, spectra, groups, draws))
 
     def nbytes(self, model: nn.Module, keep_ratio: float, strongest: float | None = None) -> int:
         """Return the bytes of a shard of this keep ratio in round 0, from the model's shapes alone.
@@ -156,18 +159,18 @@ class ShardPlanner:
         """Return a shard of this keep ratio in round 0 on the `meta` device: names, types and shapes, without a draw.
 
         Args:
-            model: the server's model, of which no value is read.
+            model: the server's model, of which no parameter's value is read.
             keep_ratio: r of the client.
             strongest: the largest r of the round's clients, on which the client's tail depends; r by default.
 
         Raises:
-            UserError: as `plan`, except that no value is read.
+            UserError: as `plan`, except that no parameter's value is read.
         """
         keep_ratio = _checked_ratios({0: keep_ratio})[0]
+        check_supported(model, TO_SEND)
         model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
-        dense, _ = dense_state(model, layers)
-        _check_compression(layers, dense, self.compression)
+        common = self._common(model, layers)
         ratio = (self.strategy.keep_ratio or keep_ratio) if layers else 1.0
         terms, tail = {}, {}
         for name, layer in layers.items():
@@ -179,9 +182,7 @@ class ShardPlanner:
             if self.tail is not None and most > n and _adds_tail(layer):
                 count = form.blocks * (most - n)
                 tail[name] = quantize_terms(new(count, form.rows), new(count, form.columns), self.tail)
-        frozen = frozen_names(model, layers, dense)
-        digest = Residual.of(model, layers).digest
-        return Shard(terms, dense, ratio, frozen, f"0-{0:016x}", self.compression, digest, tail, self.clip)
+        return replace(common, terms=terms, keep_ratio=ratio, plan=f"0-{0:016x}", tail=tail)
 
     def residual(self, model: nn.Module) -> Residual:
         """Return what each client needs once, besides its shards; without tensors where nothing is frozen."""
@@ -189,7 +190,6 @@ class ShardPlanner:
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
-        check_shapes(model)
         factorized = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
         if self.strategy.allocate is None:
             if factorized:
@@ -200,34 +200,51 @@ class ShardPlanner:
             return {}
         return {**factorized} or shardable_layers(model, self.skip, self.also)
 
-    def _plan_layers(
-        self, layers: Mapping[str, nn.Module], groups: Mapping[float, list[Client]], round: int
-    ) -> tuple[dict[str, Spectrum], dict[tuple[float, str], Draw]]:
-        """Decompose every layer, draw its terms for all groups, and keep the vectors of those that somebody drew."""
+    def checked_layers(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return the layers whose terms are sent, by name, after a check that they have some.
+
+        A server calls this once, and `plan` in each round without `layers`. Warns if no layer is sharded.
+
+        Raises:
+            UserError: an attention that has yet to be unpacked, what cannot be sent (lazy layers, scripted models), a
+                weight on the meta device, a sharded weight that is not finite, factorized layers with multipliers other
+                than 1, or factorized layers with the strategy ``dense``.
+        """
+        check_supported(model, TO_SEND)
+        if empty := next((name for name, part in named_parameters(model) if part.is_meta), None):
+            raise UserError(f"{empty} is on the meta device; pass a model with values")
+        layers = self.sharded_layers(model)
         check_layers(layers)
+        if self.strategy.allocate is not None and not layers:
+            warnings.warn(
+                f"no layer of this {type(unwrap(model)).__name__} is sharded: every client is sent the whole model, "
+                "whatever its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
+                stacklevel=3,
+            )
+        return layers
 
-        def plan_batch(names: list[str]) -> list[tuple[Spectrum, list[Draw]]]:
-            planned = []
-            decompositions = decompose_layers([layers[name] for name in names])
-            for name, decomposition in zip(names, decompositions, strict=True):
-                magnitudes = decomposition.magnitudes.cpu().numpy().copy()
-                draws = self._draw(name, magnitudes, form_of(layers[name]).rank, groups, round)
-                drawn = np.concatenate([np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws)])
-                spectrum = decomposition.keep(torch.from_numpy(np.unique(drawn)))
-                clear_padding(layers[name], spectrum.u)
-                planned.append((spectrum, draws))
-            del decomposition
-            release_freed_memory()
-            return planned
+    def _draw(self, layer: str, context: LayerContext, clients: list[Client], round: int) -> Draw:
+        """Draw the terms of clients of one keep ratio, each with its own generator."""
+        allocation, design = self._allocate(layer, context)
+        indices = np.stack([design.draw(generator(self.seed, "draw", round, client, layer)) for client in clients])
+        multipliers = allocation.multipliers[indices]
+        if self.strategy.rescales:
+            scales = [norm_ratio(context.magnitudes, row) for row in indices]
+            multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
+        return Draw(context, allocation, indices, multipliers)
 
-        batches = group_layers(layers)
-        planned = {
-            name: result
-            for names, results in zip(batches, map_threads(plan_batch, batches), strict=True)
-            for name, result in zip(names, results, strict=True)
-        }
-        draws = {(ratio, name): draw for name in layers for ratio, draw in zip(groups, planned[name][1], strict=True)}
-        return {name: planned[name][0] for name in layers}, draws
+    def _common(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> Shard:
+        """Return a shard without terms: what every client is sent besides them."""
+        dense, frozen = dense_state(model, layers)
+        values = {name: part for name, part in (dense | frozen).items() if not part.is_meta}  # a template has none
+        if (spoiled := find_nonfinite(values)) is not None:
+            raise UserError(
+                f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
+            )
+        _check_compression(layers, dense, self.compression)
+        dense = {name: part.clone() for name, part in dense.items()}  # the model moves on, shards are as they were
+        residual, untrained = Residual(residual_layers(model), frozen), frozen_names(model, layers, dense)
+        return Shard({}, dense, 1.0, untrained, "", self.compression, residual.digest, clip=self.clip)
 
     def _tails(
         self,
@@ -238,7 +255,7 @@ class ShardPlanner:
     ) -> dict[float, dict[str, Tensor]]:
         """Store, for each keep ratio and layer, the terms of the round that clients of the ratio do not train.
 
-        Those of a stronger client are the last of a weaker one's, and share its memory, but where a layer has groups.
+        A stronger client's tail is a view of the end of a weaker one's.
         """
         tails: dict[float, dict[str, Tensor]] = {ratio: {} for ratio in groups}
         if self.tail is None or not groups:
@@ -266,39 +283,6 @@ class ShardPlanner:
         known = known or [np.array([float(part.double().sum()) for part in dense.values()])]
         digest = blake2b(b"".join(values.tobytes() for values in known)).hexdigest()
         return f"{seed_of(self.seed, 'plan', round, digest):016x}"
-
-    def _group(self, keep_ratios: Mapping[Client, float]) -> dict[float, list[Client]]:
-        """Put clients of one keep ratio together."""
-        groups: dict[float, list[Client]] = {}
-        for client, ratio in keep_ratios.items():
-            groups.setdefault(self.strategy.keep_ratio or ratio, []).append(client)
-        return groups
-
-    def _draw(
-        self, name: str, magnitudes: NDArray[np.float64], rank: int, groups: Mapping[float, list[Client]], round: int
-    ) -> list[Draw]:
-        """Draw from one layer of this rank for each group; there are fewer magnitudes where the terms are."""
-        if not magnitudes.any():
-            log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
-        magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
-        return [
-            self._draw_group(
-                name,
-                LayerContext(magnitudes, min(num_terms(rank, ratio), len(magnitudes)), len(clients), ratio),
-                clients,
-                round,
-            )
-            for ratio, clients in groups.items()
-        ]
-
-    def _draw_group(self, name: str, context: LayerContext, clients: list[Client], round: int) -> Draw:
-        allocation, design = self._allocate(name, context)
-        indices = np.stack([design.draw(generator(self.seed, "draw", round, client, name)) for client in clients])
-        multipliers = allocation.multipliers[indices]
-        if self.strategy.rescales:
-            scales = [norm_ratio(context.magnitudes, row) for row in indices]
-            multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
-        return Draw(context, allocation, indices, multipliers)
 
     def _allocate(self, name: str, context: LayerContext) -> tuple[Allocation, Design]:
         assert self.strategy.allocate is not None

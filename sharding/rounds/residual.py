@@ -17,8 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
-from sharding.modules.state import dense_state
-from sharding.modules.wrappers import named_modules
+from sharding.modules.copies import load
+from sharding.modules.state import as_real, dense_state
+from sharding.modules.wrappers import named_modules, named_state
 from sharding.transport import serialize
 
 KEY = "residual"  # of the digest in the metadata
@@ -49,8 +50,7 @@ class Residual:
             sharded: the layers whose terms are sent, by name (`ShardPlanner.sharded_layers`); by default the factorized
                 layers, as in every client's model.
         """
-        if sharded is None:
-            sharded = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+        sharded = _named_layers(model) if sharded is None else sharded
         return cls(residual_layers(model), dense_state(model, sharded)[1])
 
     @cached_property
@@ -77,6 +77,28 @@ class Residual:
             {name: tensor.detach().to(device) for name, tensor in part.items()} for part in (self.layers, self.dense)
         )
         return Residual(layers, dense)
+
+    @torch.no_grad()
+    def load_into(self, model: nn.Module, device: torch.device | None = None) -> None:
+        """Let a client's model on the `meta` device use these tensors, moved to a device.
+
+        Its factorized layers get R, or none. The parameters in `dense` are frozen.
+
+        Raises:
+            UserError: a tensor does not fit the model.
+        """
+        for name, layer in _named_layers(model).items():
+            stored = self.layers.get(name)
+            if stored is not None and not layer.can_add(stored, by_terms=False):
+                raise UserError(f"the residual of {name}, {_form(stored)}, does not fit this {layer}")
+            layer.residual = None if stored is None else stored.to(device)
+        state = named_state(model)
+        for name, value in self.dense.items():
+            entry = state.get(name)
+            if not isinstance(entry, nn.Parameter) or as_real(entry).shape != value.shape:
+                raise UserError(f"the residual has {name}, {_form(value)}; the model has not")
+            entry.requires_grad_(False)
+        load(model, ((state[name], value.detach().to(device)) for name, value in self.dense.items()), copy=False)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``layers/<layer>`` and ``dense/<name>``.
@@ -130,8 +152,17 @@ class Residual:
 
 def residual_layers(model: nn.Module) -> dict[str, Tensor]:
     """Return R of the factorized layers that have one, by name."""
-    parts = {name: part.residual for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
-    return {name: stored for name, stored in parts.items() if stored is not None}
+    layers = _named_layers(model)
+    return {name: layer.residual for name, layer in layers.items() if layer.residual is not None}
+
+
+def _named_layers(model: nn.Module) -> dict[str, FactorizedLayer]:
+    """Return the factorized layers of a model, by name."""
+    return {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {list(tensor.shape)}"
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -14,8 +14,8 @@ work, and it also moves the terms that a round does not draw. Some optimizers by
 - FedAdam: `Adam(lr, betas=(0.9, 0.99), eps=1e-3)`; FedYogi: `sharding.FedYogi`.
 """
 
-from collections.abc import Callable, Mapping
-from inspect import Parameter, signature
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,16 @@ from torch.optim.swa_utils import AveragedModel
 from sharding.errors import UserError, join_first
 from sharding.modules.finite import computable, find_nonfinite
 from sharding.modules.state import as_real, is_variance
-from sharding.modules.wrappers import distribute_like, is_distributed, named_parameters, named_state
-from sharding.rounds.aggregation.aggregate import Aggregation, Average, check_guards
+from sharding.modules.wrappers import distribute_like, is_distributed, named_modules, named_parameters, named_state
+from sharding.rounds.aggregation.aggregate import Average, Outcome
+from sharding.rounds.aggregation.guards import Guard, GuardedAverage
 from sharding.rounds.failures import Failure, one_line
+from sharding.rounds.optim import check_optimizer
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.planner import ShardPlanner
 from sharding.rounds.residual import Residual
 from sharding.rounds.shard import Shard, Update
+from sharding.validation import is_number
 
 
 class Server:
@@ -60,16 +63,14 @@ class Server:
 
     Args:
         model: dense or factorized; trained in place.
-        planner: draws the terms of each client.
+        planner: draws the terms of each client. Which layers are sharded is decided here, once.
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
-        norm_bound: leaves out updates above this multiple of the median norm, see `Average`.
-        trim: share of the values that the trimmed mean leaves out, see `Average`.
-        max_share: the most that one client may have of a round's weights, see `Average`.
+        guards: against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
 
     Raises:
         UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
-            the average is of another model; or a guard is out of its range.
+            the average is of another model; or as `ShardPlanner.checked_layers`.
     """
 
     def __init__(
@@ -78,17 +79,15 @@ class Server:
         planner: ShardPlanner,
         optimizer: Optimizer | None = None,
         averaged: AveragedModel | None = None,
-        norm_bound: float | None = None,
-        trim: float = 0.0,
-        max_share: float = 1.0,
+        guards: Sequence[Guard] = (),
     ) -> None:
-        self.model, self.planner, self.averaged = model, planner, averaged
+        self.model, self.planner, self.averaged, self.guards = model, planner, averaged, guards
+        self._layers = planner.checked_layers(model)
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
             optimizer = SGD(parameters.values(), lr=1.0)
-        closure = None if optimizer is None else signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is Parameter.empty:
-            raise UserError(f"{type(optimizer).__name__} needs a closure, and the server has none; use SGD or Adam")
+        if optimizer is not None:
+            check_optimizer(optimizer)
         self.optimizer = optimizer
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(parameter) not in self._names for parameter in self._optimized()):
@@ -96,13 +95,11 @@ class Server:
         self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
         if averaged is not None and _shapes(averaged) != _shapes(model):
             raise UserError("the average is of another model; make it with iterate_average(model)")
-        check_guards(norm_bound, trim, max_share)
-        self._norm_bound, self._trim, self._max_share = norm_bound, trim, max_share
 
     @property
     def residual(self) -> Residual:
         """What each client needs once, besides its shards; without tensors where nothing is frozen."""
-        return self.planner.residual(self.model)
+        return Residual.of(self.model, self._layers)
 
     @property
     def result(self) -> nn.Module:
@@ -115,7 +112,7 @@ class Server:
         keep_ratios: Mapping[Client, float],
         train: Callable[[Client, Shard], Update | Failure | None],
         num_samples: Mapping[Client, float] | None = None,
-    ) -> Aggregation:
+    ) -> Outcome:
         """Run one round and return which clients were averaged in.
 
         Args:
@@ -123,7 +120,7 @@ class Server:
             keep_ratios: r of each client that takes part.
             train: trains a client's shard and returns the update (`train_shard`); a `Failure`, or None, where the
                 client failed.
-            num_samples: D_c, the clients' weights; equal by default.
+            num_samples: D_c, the clients' weights; None for equal ones.
 
         Raises:
             UserError: a client of `keep_ratios` is not in `num_samples`.
@@ -131,42 +128,70 @@ class Server:
         if num_samples is not None and (missing := [client for client in keep_ratios if client not in num_samples]):
             raise UserError(f"num_samples lacks {join_first(missing)}; give the samples of every client of keep_ratios")
         plan = self.plan(keep_ratios, round)
-        average = self.average(plan, dict.fromkeys(plan, 1.0) if num_samples is None else num_samples)
+        average = self.average(plan, num_samples)
         for client, shard in plan.shards():
             average.add(client, train(client, shard))
         return self.step(average)
 
     def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
-        """Draw the terms of each of these clients."""
-        return self.planner.plan(self.model, keep_ratios, round)
+        """Draw the terms of each of these clients, from the layers that were sharded when the server was made.
 
-    def average(self, plan: Plan, num_samples: Mapping[Client, float] | None, total: float | None = None) -> Average:
+        Raises:
+            UserError: such a layer has been replaced; or as `ShardPlanner.plan`.
+        """
+        modules = dict(named_modules(self.model))
+        if replaced := [name for name, layer in self._layers.items() if modules.get(name) is not layer]:
+            raise UserError(f"{join_first(replaced)} was replaced since the server was made; make a new server")
+        return self.planner.plan(self.model, keep_ratios, round, self._layers)
+
+    def average(
+        self, plan: Plan, num_samples: Mapping[Client, float] | None = None, total: float | None = None
+    ) -> Average:
         """Return an empty average that takes a round's updates one by one, with the server's guards.
 
         Args:
             plan: of this round.
-            num_samples: D_c, or D_c/p_c where clients were sampled; None where `Average.add` takes each one.
+            num_samples: D_c, or D_c/p_c where clients were sampled; None for equal weights. An update of a client that
+                is not in it does not count.
             total: of all samples that might have counted, where clients were sampled; see `Average`.
+
+        Raises:
+            UserError: num_samples is not a mapping, or total is not a finite number above 0.
         """
-        return Average(plan, num_samples, total, self._norm_bound, self._trim, self._max_share)
+        if num_samples is None:
+            num_samples = dict.fromkeys(plan, 1.0)
+        if not isinstance(num_samples, Mapping):
+            raise UserError(f"num_samples is a {type(num_samples).__name__}; pass a mapping from client to samples")
+        if total is not None and not (is_number(total) and total > 0):
+            raise UserError(f"total is {total!r}; pass a finite number above 0")
+        if total is None and plan and not any(client in num_samples for client in plan):
+            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=2)
+        return self._average(plan, num_samples, total)
+
+    def average_as_reported(self, plan: Plan) -> Average:
+        """Return an empty average as `average`, to which each update brings its weight: see `Average.add`."""
+        return self._average(plan, None, None)
+
+    def _average(self, plan: Plan, weights: Mapping[Client, float] | None, total: float | None) -> Average:
+        return GuardedAverage(plan, weights, total, self.guards) if self.guards else Average(plan, weights, total)
 
     @torch.no_grad()
-    def step(self, average: Average) -> Aggregation:
+    def step(self, average: Average) -> Outcome:
         """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
 
         Buffers, such as the statistics of batch norms, take their average. Where no update counts, the model stays as
-        it is, and enters the average of models once more. `delta` of the result is empty: its memory is reused.
+        it is, and enters the average of models once more.
 
         Raises:
             UserError: the model is not the one that the plan was made from, or the step has made a weight NaN or Inf:
                 updates are finite, but the optimizer's learning rate is far too high.
         """
-        aggregation = average.finish()
-        if aggregation.delta:
-            self._move(aggregation.delta)
+        delta, outcome = average.finish()
+        if delta:
+            self._move(delta)
         if self.averaged is not None:
             self.averaged.update_parameters(self.model)
-        return aggregation
+        return outcome
 
     def _move(self, delta: dict[str, Tensor]) -> None:
         state = named_state(self.model)

@@ -7,7 +7,7 @@ rounded, and clients return changes.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
+from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedLayer
+from sharding.modules.copies import load
 from sharding.modules.finite import computable, difference
 from sharding.modules.state import as_real, batch_counters, is_transmitted
-from sharding.modules.wrappers import distribute_like, full_tensor, key, named_modules, named_state
+from sharding.modules.wrappers import full_tensor, key, named_modules, named_state
 from sharding.rounds import codec
 from sharding.rounds.codec import CLIP
 from sharding.rounds.residual import digest_of, residual_layers
@@ -86,7 +88,7 @@ class Shard:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        return codec.size_of(self)
+        return codec.size_of(_message(self))
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
@@ -95,7 +97,7 @@ class Shard:
         Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards are rounded already.
         """
-        return serialize.to_bytes(*codec.encode(self))
+        return serialize.to_bytes(*codec.encode(_message(self)))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -110,7 +112,7 @@ class Shard:
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
-        serialize.to_file(*codec.encode(self), path)
+        serialize.to_file(*codec.encode(_message(self)), path)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -178,6 +180,7 @@ class Shard:
         Raises:
             UserError: as `load_into`.
         """
+        check_supported(model, TO_READ)
         state = {name: part for name, part in named_state(model).items() if is_transmitted(name, part)}
         problems = list(self._misfits(model, state))
         if problems:
@@ -188,27 +191,30 @@ class Shard:
         return state
 
     @torch.no_grad()
-    def load_into(self, model: nn.Module) -> None:
+    def load_into(self, model: nn.Module, copy: bool = True) -> None:
         """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
         What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none. Batch
-        norms count from zero again.
+        norms count from zero again. Parameters and buffers on the `meta` device get memory, on the shard's device.
+
+        Args:
+            model: of the shard's names, shapes and numbers of terms.
+            copy: False lets entries on the `meta` device be the shard's own tensors, as for `client_model`.
 
         Raises:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
         """
-        state, modules = self.matching_state(model), dict(named_modules(model, remove_duplicate=False))
+        state, values = self.matching_state(model), self.state()
+        for name in filter(self.is_frozen, values):
+            state[name].requires_grad_(False)
+        pairs = [(state[name], value) for name, value in values.items()]
+        pairs += [(counter, torch.zeros_like(counter, device="cpu")) for counter in batch_counters(model)]
+        load(model, pairs, copy or self.compression != EXACT)  # an update is the change from what was sent
+        modules = dict(named_modules(model, remove_duplicate=False))
         for layer in self.terms:
             module, stored = modules[layer], self.tail.get(layer)
             assert isinstance(module, FactorizedLayer)
             module.tail = None if stored is None else stored.to(module.multipliers.device)
-        for name, tensor in self.state().items():
-            target = as_real(state[name])
-            target.copy_(distribute_like(tensor.to(target.device, target.dtype), target))
-            if self.is_frozen(name):
-                state[name].requires_grad_(False)
-        for counter in batch_counters(model):
-            counter.zero_()
 
     @torch.no_grad()
     def read_from(self, model: nn.Module) -> "Update":
@@ -233,7 +239,7 @@ class Shard:
                 yield f"{layer} is {'not there' if module is None else f'a {type(module).__name__}, not factorized'}"
             elif module.num_terms != n:
                 yield f"{layer} has {module.num_terms} terms, not {n}"
-            elif not module.fits_tail(self.tail.get(layer)):
+            elif layer in self.tail and not module.can_add(self.tail[layer], by_terms=True):
                 yield f"the tail of {layer} does not fit this {type(module).__name__}"
             else:
                 continue
@@ -282,11 +288,11 @@ class Update:
     @property
     def nbytes(self) -> int:
         """The exact length of `to_bytes()`, computed without encoding."""
-        return codec.size_of(self)
+        return codec.size_of(_message(self))
 
     def to_bytes(self) -> bytes:
         """Return the wire form, as `Shard.to_bytes`."""
-        return serialize.to_bytes(*codec.encode(self))
+        return serialize.to_bytes(*codec.encode(_message(self)))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -295,11 +301,10 @@ class Update:
         Raises:
             UserError: the bytes are not an update; a shard with frozen tensors or a tail is none.
         """
-        fields = _fields(serialize.from_bytes(data, "client's update"), "client's update")
-        del fields["clip"]
-        if frozen := sorted(fields.pop("frozen") | fields.pop("tail").keys()):
+        message = _decoded(serialize.from_bytes(data, "client's update"), "client's update")
+        if frozen := sorted(message.frozen | message.tail.keys()):
             raise UserError(f"frozen tensors were returned: {', '.join(frozen[:3])[:200]}")
-        return cls(**fields)
+        return cls(**_fields(cls, message))
 
     def to(self, device: torch.device | str) -> "Update":
         """Return the same values on a device."""
@@ -312,24 +317,33 @@ class Update:
         return factors | dict(self.dense)
 
 
-def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
-    fields = _fields(file, "shard")
-    if fields.pop("changes"):
-        raise UserError("this is not a shard: its values are changes")
-    return fields
+def _message(sent: Shard | Update) -> codec.Message:
+    return codec.Message(**vars(sent) | {"terms": {layer: vars(terms) for layer, terms in sent.terms.items()}})
 
 
-def _fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> dict[str, Any]:
-    """Return the fields of a shard and of an update.
+def _decoded(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> codec.Message:
+    """Return what a file has.
 
     Raises:
-        UserError: the file has none; the message calls it `what`.
+        UserError: it is no message; the error calls it `what`.
     """
     try:
-        fields = codec.decode(*file)
+        return codec.decode(*file)
     except UserError as error:
         raise UserError(f"this is not a {what}: {error}") from error
-    return fields | {"terms": {layer: Terms(**parts) for layer, parts in fields["terms"].items()}}
+
+
+def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
+    message = _decoded(file, "shard")
+    if message.changes:
+        raise UserError("this is not a shard: its values are changes")
+    return _fields(Shard, message)
+
+
+def _fields(kind: type[Shard | Update], message: codec.Message) -> dict[str, Any]:
+    """Return the fields of a shard, or of an update, by name."""
+    named = {each.name: getattr(message, each.name) for each in fields(kind)}
+    return named | {"terms": {layer: Terms(**parts) for layer, parts in message.terms.items()}}
 
 
 def _now(slot: Tensor, sent: Tensor) -> Tensor:

@@ -4,11 +4,10 @@ The clients train on the residual's values in float32, which are those of its st
 in each step. Bytes and memory are those of the stored format.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Self
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -20,15 +19,12 @@ from sharding.rounds.aggregation.faults import find_spoiled
 from sharding.rounds.plan import Client
 from studies.curves import evaluations
 from studies.peers.servers import MethodServer
+from studies.runner import run_one_by_one
 from train.assembly import assemble, make_model
 from train.cli.client_memory import client_memory
 from train.config.schema import Config
 from train.engines.sequential import SequentialEngine
-from train.evaluation import evaluate
 from train.experiment import Experiment
-from train.report.frame import round_frame
-from train.rundir.file_names import METRICS_FILE
-from train.utils.jsonl import read_lines
 
 EXTRA = (  # of a curve, beside the columns of all studies
     "bytes_first",  # of the residuals that clients received on first contact
@@ -47,21 +43,34 @@ class Federation:
         server: the method's.
         last: the last round of each client that took part.
         bytes_first: that clients received on first contact so far.
+        client_bytes: of a client with the smallest and one with the largest keep ratio while it trains.
     """
 
     experiment: Experiment
     server: MethodServer
     last: dict[Client, int] = field(default_factory=dict)
     bytes_first: int = 0
+    client_bytes: Mapping[str, int] = field(default_factory=dict)
     _engine: tuple[str, SequentialEngine] | None = None
 
     @classmethod
     def of(cls, config: Config, make: MakeServer) -> Self:
         """Build the start of a run."""
         experiment = assemble(config)
-        return cls(experiment, make(config, experiment.model, make_model(config, experiment.dataset)))
+        federation = cls(experiment, make(config, experiment.model, make_model(config, experiment.dataset)))
+        ratios = experiment.keep_ratios.values()
+        federation.client_bytes = {
+            "memory_least": federation.memory(min(ratios)),
+            "memory_most": federation.memory(max(ratios)),
+        }
+        return federation
 
-    def train_round(self, t: int) -> dict[str, float | int | None]:
+    @property
+    def model(self) -> nn.Module:
+        """The server's model."""
+        return self.server.model
+
+    def train_round(self, t: int) -> dict[str, Any]:
         """Train round `t` and return its metrics."""
         experiment, server = self.experiment, self.server
         ratios: dict[Client, float] = {
@@ -82,10 +91,10 @@ class Federation:
                 losses.append(float(reply.loss))
         server.step(updates, experiment.num_samples)
         up = sum(update.nbytes for update in updates.values())
-        line: dict[str, float | int | None] = {"round": t, "train_loss": fmean(losses) if losses else None}
+        line = {"round": t, "train_loss": fmean(losses) if losses else None}
         line |= {"bytes_down": down, "bytes_up": up, "num_clients": len(ratios), "num_aggregated": len(updates)}
         self.bytes_first += first
-        return line | {"bytes_first": self.bytes_first}
+        return {**line, "bytes_first": self.bytes_first, **self.client_bytes}
 
     def memory(self, ratio: float) -> int:
         """Return the bytes of a client's tensors while it trains, with frozen weights in their stored format."""
@@ -111,28 +120,6 @@ class Federation:
 
 
 def run_all(make: MakeServer, configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
-    """Run what is missing, one run at a time, and return the curves of all runs with their clients' memory.
-
-    An interrupted run starts again.
-    """
-    for config in configs.values():
-        if len(read_lines(config.directory / METRICS_FILE)) < config.rounds:
-            run(config, make)
-    rounds = round_frame({name: read_lines(config.directory / METRICS_FILE) for name, config in configs.items()})
+    """Run what is missing, one run at a time, and return the curves of all runs with their clients' memory."""
+    rounds = run_one_by_one(configs, lambda config: Federation.of(config, make))
     return evaluations(rounds).merge(rounds[["run", "rounds", *EXTRA]], on=["run", "rounds"])
-
-
-def run(config: Config, make: MakeServer) -> None:
-    """Train as configured, and write the metrics, one line per round."""
-    federation = Federation.of(config, make)
-    dataset, ratios = federation.experiment.dataset, federation.experiment.keep_ratios.values()
-    memory = {"memory_least": federation.memory(min(ratios)), "memory_most": federation.memory(max(ratios))}
-    config.directory.mkdir(parents=True, exist_ok=True)
-    with (config.directory / METRICS_FILE).open("w", encoding="utf-8") as file:
-        for t in range(config.rounds):
-            line = federation.train_round(t) | memory
-            if config.evaluates(t):
-                line["test_accuracy"], line["test_loss"] = evaluate(federation.server.model, dataset, dataset.test)
-                print(f"{config.directory.name}, round {t + 1}: {line['test_accuracy']:.1%}", flush=True)
-            file.write(json.dumps(line) + "\n")
-            file.flush()

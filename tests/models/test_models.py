@@ -141,6 +141,16 @@ def test_resnet_with_a_strided_stem_halves_the_image() -> None:
     assert model.conv1(torch.zeros(1, 3, 16, 16)).shape == (1, 4, 8, 8)
 
 
+def test_resnet_with_zero_init_last_starts_with_identity_blocks() -> None:
+    options = {"input_shape": (3, 8, 8), "num_classes": 4, "width": 4, "groups": 2, "blocks": [2]}
+    ours, timms = (build_model("resnet18_gn", **options, zero_init_last=zero) for zero in (False, True))
+    activations = torch.rand(2, 4, 8, 8)
+    assert torch.equal(timms.stages(activations), activations)
+    assert not torch.equal(ours.stages(activations), activations)
+    assert timms.fc.bias.any()  # as torch has it
+    assert not ours.fc.bias.any()
+
+
 def test_resnet_gradients_of_the_first_step_are_nonzero_everywhere() -> None:
     model, images = small("resnet18_gn")
     model(images).square().sum().backward()

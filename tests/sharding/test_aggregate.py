@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Server, ShardPlanner, Update, UserError, train_shard
-from sharding.rounds.aggregation.aggregate import Average
+from sharding import MaxShare, NormBound, Server, ShardPlanner, Update, UserError, train_shard
 from sharding.rounds.aggregation.faults import NOTHING
-from sharding.rounds.aggregation.shares import cap_shares
 from sharding.rounds.failures import Failure, Kind
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of, unchanged
 
@@ -166,12 +164,11 @@ def test_average_with_an_invalid_update_rejects_it_alone(round_one, corrupt, rea
 
 
 @pytest.mark.parametrize("fault", ["nothing", "NaN", "shape"])
-@pytest.mark.parametrize("guards", [{"norm_bound": 1e3}, {"trim": 0.1}], ids=str)
-def test_guards_with_an_invalid_update_ignore_it(round_one, fault, guards):
-    (model, plan, updates), (corrupt, _) = round_one, FAULTS[fault]
+def test_norm_bound_with_an_invalid_update_ignores_it(round_one, fault):
+    (model, plan, updates), (corrupt, _), guards = round_one, FAULTS[fault], [NormBound(1e3)]
     without = deepcopy(model)
-    aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES, **guards)
-    outcome = aggregate(model, plan, updates | {"b": corrupt(updates["b"])}, NUM_SAMPLES, **guards)
+    aggregate(without, plan, {c: s for c, s in updates.items() if c != "b"}, NUM_SAMPLES, guards=guards)
+    outcome = aggregate(model, plan, updates | {"b": corrupt(updates["b"])}, NUM_SAMPLES, guards=guards)
     assert list(outcome.rejected) == ["b"]
     assert_equal(model, without.state_dict())
 
@@ -232,9 +229,6 @@ def test_average_with_denormal_weights_equals_the_average_with_ones(round_one):
 
 WRONG = {
     "total": [{"total": value} for value in (0, -1, NAN, INF, "4", True)],
-    "norm_bound": [{"norm_bound": value} for value in (0, 0.5, NAN, INF)],
-    "trim": [{"trim": value} for value in (-0.1, 0.5, NAN, 1)],
-    "max_share": [{"max_share": 0.0}],
 }
 
 
@@ -253,9 +247,8 @@ def test_average_with_num_samples_as_a_list_raises(round_one):
         aggregate(model, plan, updates, list(BUDGETS))
 
 
-@pytest.mark.parametrize("guards", [{}, {"trim": 0.2}], ids=str)
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
-def test_average_with_an_overflow_is_rejected_and_changes_nothing(round_one, guards, server_lr):
+def test_average_with_an_overflow_is_rejected_and_changes_nothing(round_one, server_lr):
     model = round_one[0].float()
     plan = make_plan(model, BUDGETS, "full")
     before = deepcopy(model.state_dict())
@@ -263,7 +256,7 @@ def test_average_with_an_overflow_is_rejected_and_changes_nothing(round_one, gua
         c: corrupted(corrupted(unchanged(shard), "u", lambda u: u * 0 + 1e38), "v", lambda v: v * 0 + 1e38)
         for c, shard in plan.shards()
     }
-    outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr, **guards)
+    outcome = aggregate(model, plan, huge, NUM_SAMPLES, server_lr=server_lr)
     assert outcome.accepted == []
     assert set(outcome.rejected) == set(BUDGETS)
     assert "1.weight would have NaN or Inf; the model stays as it was" in outcome.rejected["a"].message
@@ -404,8 +397,8 @@ def test_update_computed_in_another_dtype_is_accepted(dtype, wire):
         ([], 0.5, []),
     ],
 )
-def test_cap_shares_of_any_weights_limits_them_to_the_share(weights, most, expected):
-    capped = cap_shares(dict(enumerate(weights)), most)
+def test_max_share_of_any_weights_limits_them_to_the_share(weights, most, expected):
+    capped = MaxShare(most).reweigh(dict(enumerate(weights)))
     assert list(capped.values()) == pytest.approx(expected)
     assert list(capped) == [*range(len(weights))]
 
@@ -414,24 +407,24 @@ def test_cap_shares_of_any_weights_limits_them_to_the_share(weights, most, expec
 def test_max_share_limits_a_client_with_a_huge_weight(round_one, of_all):
     model, plan, updates = round_one
     num_samples, other = {**NUM_SAMPLES, "d": 2.0**62}, deepcopy(model)
-    aggregate(model, plan, updates, num_samples, sum(num_samples.values()) if of_all else None, max_share=0.5)
+    aggregate(model, plan, updates, num_samples, sum(num_samples.values()) if of_all else None, guards=[MaxShare(0.5)])
     aggregate(other, plan, updates, {**NUM_SAMPLES, "d": 45})
     torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-12, atol=1e-12)
 
 
-def shares_of(weights, most, failed=(), **guards):
+def shares_of(weights, guards, failed=()):
     """Return each client's share of the average of a parameter; those that failed send NaN."""
     plan = make_plan(nn.Linear(1, len(weights), bias=False).double(), dict.fromkeys(weights, 1.0), "dense")
     shares = []
-    for late in (False, True):
-        average = Average(plan, None if late else weights, max_share=most, **guards)
+    server = Server(nn.Linear(1, 1), ShardPlanner("dense"), guards=guards)
+    for average in (server.average(plan, weights), server.average_as_reported(plan)):
         for row, client in enumerate(weights):
             change = torch.zeros(len(weights), 1).double()
             change[row] = nan if client in failed else 1e9 if client == "long" else 1
             shard = plan.shard(client)
             values = {name: value + change for name, value in shard.trained().items()}
             average.add(client, shard.returned(values), weights[client])
-        (delta,) = average.finish().delta.values()
+        (delta,) = average.finish()[0].values()
         shares.append(dict(zip(weights, delta.flatten().tolist(), strict=True)))
     assert shares[0] == pytest.approx(shares[1])
     return shares[0]
@@ -448,8 +441,8 @@ def shares_of(weights, most, failed=(), **guards):
     ids=["heavy ones first", "heavy ones last", "infinite sum", "too long"],
 )
 def test_max_share_is_that_of_the_updates_that_count(weights, failed):
-    guards = {"norm_bound": 5.0} if "long" in weights else {}
-    shares = shares_of(weights, 0.5, [] if guards else failed, **guards)
+    guards = [MaxShare(0.5), *([NormBound(5)] if "long" in weights else [])]
+    shares = shares_of(weights, guards, [client for client in failed if client != "long"])
     light = [client for client in weights if client not in ("a", *failed)]
     assert shares["a"] == pytest.approx(0.5)
     assert [shares[client] for client in light] == pytest.approx([0.5 / len(light)] * len(light))
@@ -458,16 +451,25 @@ def test_max_share_is_that_of_the_updates_that_count(weights, failed):
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.sampled_from([0.15, 0.3, 0.5, 0.7]))
 def test_max_share_of_any_weights_is_that_of_capped_ones(weights, most):
     clients = {f"c{number}": float(weight) for number, weight in enumerate(weights)}
-    capped = cap_shares(clients, most)
+    capped = MaxShare(most).reweigh(clients)
     expected = {client: weight / sum(capped.values()) for client, weight in capped.items()}
-    assert shares_of(clients, most) == pytest.approx(expected)
+    assert shares_of(clients, [MaxShare(most)]) == pytest.approx(expected)
 
 
 def test_max_share_keeps_only_the_heaviest_updates():
     weights = {f"c{number}": float(number) for number in range(1, 9)}
     plan = make_plan(nn.Linear(2, 2).double(), dict.fromkeys(weights, 1.0), "dense")
-    average = Average(plan, weights, max_share=0.5)
+    average = Server(nn.Linear(2, 2), ShardPlanner("dense"), guards=[MaxShare(0.5)]).average(plan, weights)
     for client, shard in plan.shards():
         average.add(client, unchanged(shard))
-        assert len(average._pending) <= 2
-    assert [*average._pending] == ["c7", "c8"]
+        assert len(average._kept) <= 2
+    assert [*average._kept] == ["c7", "c8"]
+
+
+def test_max_share_of_equal_weights_keeps_the_last_to_arrive():
+    weights = dict.fromkeys("abcd", 1.0)
+    plan = make_plan(nn.Linear(2, 2).double(), weights, "dense")
+    average = Server(nn.Linear(2, 2), ShardPlanner("dense"), guards=[MaxShare(0.5)]).average(plan, weights)
+    for client in "cabd":
+        average.add(client, unchanged(plan.shard(client)))
+    assert [*average._kept] == ["b", "d"]

@@ -193,7 +193,7 @@ def test_attention_that_cannot_be_unpacked_stays_dense_and_is_reported(make, rea
     model = nn.ModuleDict({"attn": make(), "mlp": nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))})
     small = factorize(model, 0.25, skip="mlp.0")
     assert type(small["attn"]) is type(model["attn"])
-    assert small.factorize_report.dense["attn.out_proj"] == f"in a packed attention: {reason}"
+    assert small.factorize_report.unfactorized["attn.out_proj"] == f"in a packed attention: {reason}"
     plan = ShardPlanner(skip="mlp.0").plan(model, {0: 0.25})
     assert plan.spectra.keys() == small.factorize_report.layers.keys()
 
@@ -204,7 +204,7 @@ def test_attention_with_a_tied_weight_stays_packed_and_tied():
     model["mlp"][1].weight = model["attn"].out_proj.weight
     small = factorize(model, 0.25, skip=())
     assert small["mlp"][1].weight is small["attn"].out_proj.weight
-    assert small.factorize_report.dense["attn.out_proj"] == "in a packed attention: it is tied to mlp.1.weight"
+    assert small.factorize_report.unfactorized["attn.out_proj"] == "in a packed attention: it is tied to mlp.1.weight"
 
 
 def test_unpacked_attention_keeps_requires_grad_attributes_and_hooks():

@@ -387,7 +387,7 @@ def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
         (usual, {"shard": clips[None]}),
         (usual, {"shard": clips[3.0]}),
         (usual, {"decay": 0.0}),
-        (usual, {"lr": None, "optimizer": lambda parameters: SGD(parameters, lr=0.1)}),
+        (usual, {"lr": None, "make_optimizer": lambda parameters: SGD(parameters, lr=0.1)}),
         (strong, {"decay_of": "effective"}),
     ):
         one, other = (
@@ -446,9 +446,9 @@ def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
     assert "drop_last=True" in Failure.in_training(raised.value.__cause__).message
 
 
-@pytest.mark.parametrize("arguments", [{}, {"lr": 0.1, "optimizer": SGD}], ids=["neither", "both"])
-def test_train_shard_without_exactly_one_of_lr_and_optimizer_is_refused(arguments):
-    with pytest.raises(UserError, match="either lr=…, for SGD with momentum, or optimizer=…"):
+@pytest.mark.parametrize("arguments", [{}, {"lr": 0.1, "make_optimizer": SGD}], ids=["neither", "both"])
+def test_train_shard_without_exactly_one_of_lr_and_make_optimizer_is_refused(arguments):
+    with pytest.raises(UserError, match="either lr=…, for SGD with momentum, or make_optimizer=…"):
         train_shard(make_net(), make_plan(make_net(), {0: 0.3}).shard(0), batches(), **arguments)
 
 
@@ -462,7 +462,7 @@ def test_train_shard_without_exactly_one_of_lr_and_optimizer_is_refused(argument
 )
 def test_train_shard_with_another_optimizer_lowers_the_loss(make):
     shard, data = make_plan(make_net(), {0: 0.3}).shard(0), batches() * 20
-    update = train_shard(make_skeleton(make_net), shard, data, optimizer=make)
+    update = train_shard(make_skeleton(make_net), shard, data, make_optimizer=make)
     before, after = (
         sum(F.cross_entropy(client_model(make_net(), each)(inputs), targets).item() for inputs, targets in batches())
         for each in (shard, replace(shard, terms=update.terms, dense=update.dense))

@@ -19,7 +19,6 @@ from sharding import (
     train_shard,
     unpack_attention,
 )
-from tests.sharding.models import KINDS
 
 COMPUTED = {
     "weight norm": weight_norm,
@@ -63,20 +62,6 @@ def test_train_shard_of_a_model_with_computed_weights_changes_it(case):
     shard = ShardPlanner().plan(model, {0: 0.5}).shard(0)
     update = train_shard(model, shard, [(x, torch.tensor([0, 1, 2]))], 0.1)
     assert not torch.equal(update.dense["0.weight"], shard.dense["0.weight"])
-
-
-@pytest.mark.parametrize("where", ["skeleton", "dense"])
-def test_uninitialized_lazy_modules_raise_with_their_names(where, tmp_path):
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-    save_factorized(factorize(model, 0.25), tmp_path)
-    lazy = KINDS[where](lambda: nn.Sequential(*model[:2], nn.LazyLinear(8), nn.LazyBatchNorm1d()))
-    for use in (
-        lambda: ShardPlanner().plan(lazy, {0: 0.5}),
-        lambda: client_model(lazy, ShardPlanner().plan(model, {0: 0.5}).shard(0)),
-        lambda: load_factorized(tmp_path, lazy),
-    ):
-        with pytest.raises(UserError, match=r"2\.weight, .*3\.running_mean, .* have no shape; run a batch through it"):
-            use()
 
 
 class Caches(nn.Linear):

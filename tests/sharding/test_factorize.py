@@ -50,7 +50,7 @@ def test_factorize_by_default_keeps_first_and_last_layers_dense():
     report = factorized.factorize_report
     kept = {name: (layer.rank, layer.num_terms) for name, layer in report.layers.items()}
     assert kept == {"2.0": (10, 5), "2.2": (8, 4), "4": (12, 6)}
-    assert set(report.dense) == {"0", "6"}
+    assert set(report.unfactorized) == {"0", "6"}
     assert report.parameters_before == sum(p.numel() for p in small_model().parameters())
     assert report.parameters_after == sum(p.numel() for p in factorized.parameters())
     assert "factorized 3 layers, kept 2 dense" in str(report)
@@ -101,7 +101,7 @@ class Tied(nn.Module):
 def test_layers_that_cannot_be_factorized_stay_dense_and_are_reported():
     with pytest.warns(CoverageWarning, match=r"only 44\.1% of the parameters are factorized"):
         report = factorize(Tied(), 0.5, skip=()).factorize_report
-    assert report.dense == {
+    assert report.unfactorized == {
         "depthwise": "a single term a group (depthwise convolution)",
         "head": "its weight is tied to embed.weight",
     }
@@ -178,7 +178,7 @@ def test_layers_of_a_single_term_stay_dense():
     assert list(shardable_layers(model, ())) == ["0", "4"]
     with pytest.warns(CoverageWarning, match=r"single term 55\.6%"):
         report = factorize(model, 0.5, skip=()).factorize_report
-    assert {name: report.dense[name] for name in "123"} == dict.fromkeys("123", "a single term")
+    assert {name: report.unfactorized[name] for name in "123"} == dict.fromkeys("123", "a single term")
 
 
 def test_factorize_empty_on_meta_replaces_layers_or_raises():

@@ -237,9 +237,6 @@ def test_embeddings_are_factorized_only_with_also():
     assert [isinstance(part, FactorizedLayer) for part in small] == [True, True, True, False]
     assert small(torch.tensor([1, 2])).shape == (2, 8)
     assert repr(merge(small)) == repr(model)
-    renormalizing = nn.Sequential(nn.Embedding(30, 8, max_norm=1.0), nn.Linear(8, 8))
-    with pytest.warns(UserWarning, match="an embedding with sparse gradients or max_norm"):
-        factorize(renormalizing, 0.25, skip=(), also="0")
 
 
 def embedding_with_padding(words=10, width=16):
@@ -273,19 +270,6 @@ def test_embedding_padding_row_stays_zero_at_the_server(strategy):
     assert aggregate(server, plan, updates, {0: 1, 1: 2}).accepted == [0, 1]
     assert not torch.equal(server[0].weight, before)
     assert server[0].weight[0].eq(0).all()
-
-
-@pytest.mark.filterwarnings("ignore:only .* are factorized")
-def test_embeddings_with_unsupported_options_stay_dense():
-    nonzero = nn.Embedding(30, 8, padding_idx=1)
-    nn.init.ones_(nonzero.weight)
-    for layer, reason in (
-        (nn.Embedding(30, 8, scale_grad_by_freq=True), "an embedding with scale_grad_by_freq"),
-        (nonzero, "an embedding whose padding row is not zero"),
-    ):
-        model = nn.Sequential(layer, nn.Linear(8, 8))
-        assert factorize(model, 0.25, skip=(), also="0").factorize_report.dense == {"0": reason}
-        assert set(ShardPlanner(skip=(), also="0").plan(model, {0: 0.25}).spectra) == {"1"}
 
 
 def test_multipliers_are_buffers_in_the_state_dict():

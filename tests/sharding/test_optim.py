@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sharding import FactorizedConv, FactorizedLinear, clip_and_decay
+from sharding import FactorizedConv, FactorizedLinear, UserError, clip_and_decay
 from sharding.rounds import optim
-from sharding.rounds.optim import can_be_fused, decay_gradients, decay_multipliers
+from sharding.rounds.optim import can_be_fused, decay_gradients
 
 
 def layers():
@@ -28,8 +29,25 @@ def test_decay_gradients_of_any_layer_equal_autograd_of_the_norm(groups):
     conv.multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
     for layer in (layers()[0], conv):
         expected = torch.autograd.grad(layer.matrix().square().sum(), (layer.u, layer.v))
-        for (_, gradient), wanted in zip(decay_gradients(layer, layer.multipliers), expected, strict=True):
+        for (_, gradient), wanted in zip(decay_gradients([[layer]], layer.multipliers[None]), expected, strict=True):
             torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_decay_gradients_of_layers_together_equal_those_of_each_alone(groups):
+    torch.manual_seed(0)
+    shapes = (4, 6), (4, 6), (8, 6), (4, 10)
+    made = [FactorizedConv.from_dense(nn.Conv2d(i, o, 1, groups=groups), 2).double() for i, o in shapes]
+    omega = torch.tensor([[1.0, 3.0], [2.0, 50.0], [1.0, 1.0], [4.0, 1e4]], dtype=torch.float64)
+    step = 1e-3 * torch.rand(4, 2, dtype=torch.float64)
+    together = decay_gradients([made[:2], made[2:3], made[3:]], omega, step)
+    alone = [decay_gradients([[layer]], omega[i : i + 1], step[i : i + 1]) for i, layer in enumerate(made)]
+    gradients = dict(pair for pairs in alone for pair in pairs)
+    assert [part for part, _ in together] == [
+        part for batch in (made[:2], made[2:3], made[3:]) for side in "uv" for part in [getattr(x, side) for x in batch]
+    ]
+    for part, gradient in together:
+        torch.testing.assert_close(gradient, gradients[part], rtol=1e-12, atol=1e-12)
 
 
 def decayed(of, clip=None, steps=200, omega=3000.0):
@@ -68,12 +86,14 @@ def test_bounded_decay_step_is_at_most_the_vector():
     with torch.no_grad():
         layer.multipliers.copy_(torch.tensor([1.0, 1e3, 1e9]))
     step, factors = 0.1 * 1e-2, torch.tensor([1.0, 0.5, 1e-3], dtype=torch.float64)
-    omega = decay_multipliers("bounded", layer, step * factors)
     squares = torch.maximum(layer.u.square().sum(0), layer.v.square().sum(0))
+    omega = torch.minimum(layer.multipliers, (2 * step * factors * squares).rsqrt())
     share = 2 * step * factors * omega**2 * squares
     assert share[0] < 1
     torch.testing.assert_close(share[1:], torch.ones(2, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert torch.equal(decay_multipliers("effective", layer, 1.0), layer.multipliers)
+    bounded = decay_gradients([[layer]], layer.multipliers[None], (step * factors)[None])
+    lowered = decay_gradients([[layer]], omega[None])
+    torch.testing.assert_close(bounded, lowered, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(("clip", "factors"), [(10.0, ([1.0, 1.0, 0.25], [0.1, 1.0])), (None, ([1.0] * 3, [1.0] * 2))])
@@ -93,9 +113,9 @@ def test_clip_and_decay_multiplies_gradients_by_the_clipping_factor(clip, factor
 
 def test_decay_gradients_under_autocast_are_equal():
     layer = layers()[0].float()
-    expected = decay_gradients(layer, layer.multipliers)
+    expected = decay_gradients([[layer]], layer.multipliers[None])
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(decay_gradients(layer, layer.multipliers)[0][1], expected[0][1])
+        assert torch.equal(decay_gradients([[layer]], layer.multipliers[None])[0][1], expected[0][1])
 
 
 def test_sgd_of_a_strided_parameter_leaves_its_gaps_unchanged():
@@ -129,7 +149,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("clip", [None, 4.0])
-def test_clip_and_decay_with_any_optimizer_equals_autograd_then_clipping(make, clip):
+def test_clip_and_decay_with_any_optimizer_equals_autograd_and_clipped_steps(make, clip):
     torch.manual_seed(0)
     layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 2).double() for _ in range(2))
     twin.load_state_dict(layer.state_dict())
@@ -145,10 +165,61 @@ def test_clip_and_decay_with_any_optimizer_equals_autograd_then_clipping(make, c
         optimizer.step()
         reference.zero_grad()
         (twin(x).square().sum() + 0.01 * twin.matrix().square().sum()).backward()
-        for part in (twin.u, twin.v):
-            part.grad *= factor
+        before = twin.u.detach().clone(), twin.v.detach().clone()
         reference.step()
+        with torch.no_grad():
+            for part, old in zip((twin.u, twin.v), before, strict=True):
+                part.copy_(old + factor * (part - old))
     torch.testing.assert_close(layer.state_dict(), twin.state_dict(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_clip_and_decay_with_a_closure_equals_that_without(make):
+    states = []
+    for form in ("plain", "positional", "keyword"):
+        torch.manual_seed(0)
+        layer = FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 2)
+        layer.multipliers.copy_(torch.tensor([2.0, 16.0]))
+        optimizer = make(layer.parameters())
+        optimizer.register_step_pre_hook(clip_and_decay(layer, 4.0, 0.01))
+
+        def closure(layer=layer, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = layer(torch.ones(3, 5)).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            if form == "plain":
+                closure()
+                optimizer.step()
+            else:
+                loss = optimizer.step(closure) if form == "positional" else optimizer.step(closure=closure)
+                assert loss > 0
+        states.append(layer.state_dict())
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=0)
+    torch.testing.assert_close(states[2], states[0], rtol=0, atol=0)
+
+
+def test_clip_and_decay_refuses_an_optimizer_that_needs_a_closure():
+    layer = layers()[0]
+    optimizer = torch.optim.LBFGS(layer.parameters())
+    optimizer.register_step_pre_hook(clip_and_decay(layer))
+    with pytest.raises(UserError, match="LBFGS needs a closure"):
+        optimizer.step(lambda: layer(torch.ones(1, 5).double()).sum())
+
+
+def test_clip_of_steps_reads_the_multipliers_of_a_shard_that_is_loaded_later():
+    layer = layers()[0]
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(clip_and_decay(layer, 10.0, decay=0))
+    for multipliers, factors in (([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]), ([1.0, 20.0, 100.0], [1.0, 0.5, 0.1])):
+        layer.multipliers.copy_(torch.tensor(multipliers))
+        before = layer.u.detach().clone()
+        layer.u.grad, layer.v.grad = torch.ones_like(layer.u), torch.ones_like(layer.v)
+        optimizer.step()  # Adam's step is the rate where all gradients so far are equal
+        wanted = (-0.1 * torch.tensor(factors)).double().expand(4, 3)
+        torch.testing.assert_close(layer.u.detach() - before, wanted, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -170,14 +241,14 @@ def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
 
 def test_clip_and_decay_computes_nothing_for_a_layer_without_gradients(monkeypatch):
     model, decayed = nn.ModuleList(layers()), []
-    monkeypatch.setattr(optim, "decay_gradients", lambda layer, omega: decayed.append(layer) or [])
+    monkeypatch.setattr(optim, "decay_gradients", lambda batches, omega, step: decayed.extend(batches) or [])
     optimizer = SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(clip_and_decay(model))
     model[0].requires_grad_(False)  # as a shard that is loaded later does
     for part in model[1].parameters():
         part.grad = torch.zeros_like(part)
     optimizer.step()
-    assert decayed == [model[1]]
+    assert decayed == [[model[1]]]
 
 
 def test_hooks_of_two_optimizers_equal_the_hook_of_one():
@@ -206,3 +277,26 @@ def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
     optimizer.step()
     assert torch.equal(model[0].u, before)
     assert not torch.equal(model.phase, phase)
+
+
+class Counter(TorchDispatchMode):
+    """Count the operations that are no views."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_operations_of_the_hook_do_not_grow_with_layers_of_one_shape():
+    counts = []
+    for number in (2, 8):
+        model = nn.Sequential(*(FactorizedLinear.from_dense(nn.Linear(4, 4, bias=False), 2) for _ in range(number)))
+        optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+        optimizer.register_step_pre_hook(clip_and_decay(model, decay=0.01))
+        model(torch.ones(1, 4)).sum().backward()
+        with Counter() as counter:
+            optimizer.step()
+        counts.append(counter.count)
+    assert counts[0] == counts[1] <= 31

@@ -4,9 +4,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
-from torch.utils._pytree import tree_map_only
 
 from sharding import (
     ShardPlanner,
@@ -25,40 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:only .* are factorized")
 def build() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
-
-
-class Quantized(Tensor):
-    """A weight like those of torchao: its type is float32, and its values are elsewhere."""
-
-    @staticmethod
-    def __new__(cls, values):
-        return Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
-
-    def __init__(self, values):
-        self.scale, self.integers = 0.1, (values / 0.1).round().to(torch.int8)
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func.overloadpacket not in (torch.ops.aten.t, torch.ops.aten.addmm, torch.ops.aten.detach):
-            raise NotImplementedError(f"Quantized: {func}")
-        if func.overloadpacket is torch.ops.aten.detach:
-            return args[0]
-        return func(*tree_map_only(cls, lambda part: part.integers * part.scale, args), **kwargs or {})
-
-    def __deepcopy__(self, memo):
-        return nn.Parameter(Quantized(self.integers * self.scale), requires_grad=False)
-
-
-def test_quantized_weights_stay_dense_and_plan_and_save_raise(tmp_path):
-    model = build()
-    model[1].weight = nn.Parameter(Quantized(model[1].weight.detach()), requires_grad=False)
-    small = factorize(model, 0.25)
-    assert small.factorize_report.dense["1"] == "its weight is Quantized"
-    assert set(small.factorize_report.layers) == {"2"}
-    with pytest.raises(UserError, match=r"1\.weight is Quantized, which cannot be sent"):
-        ShardPlanner().plan(model, {0: 0.5})
-    with pytest.raises(UserError, match=r"1\.weight is Quantized, and cannot be saved"):
-        save_factorized(small, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,27 +46,6 @@ def test_torchao_quantizes_merged_layers_and_raises_for_factorized_ones():
     torch.testing.assert_close(merged(x), small(x), rtol=0.1, atol=0.02)
     with pytest.raises(UserError, match=r"call sharding.merge\(model\) first"):
         quantization.quantize_(small, config, filter_fn=lambda layer, name: hasattr(layer, "weight"))
-
-
-class Packed(nn.Module):
-    """A layer like those of `quantize_dynamic`: no parameters, and a state that is not of tensors."""
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        destination[f"{prefix}dtype"] = torch.qint8
-
-    def forward(self, x):
-        return x
-
-
-@pytest.mark.filterwarnings("ignore:no layer of this Sequential is sharded")
-def test_model_without_parameters_stays_as_it_is_and_plan_and_save_raise(tmp_path):
-    model, x = nn.Sequential(Packed(), Packed()), torch.randn(2, 3)
-    with pytest.warns(UserWarning, match="nothing is factorized; what stays dense: a model without parameters"):
-        assert torch.equal(factorize(model, 0.25)(x), x)
-    with pytest.raises(UserError, match=r"0\.dtype is a dtype, which cannot be sent"):
-        ShardPlanner().plan(model, {0: 0.5})
-    with pytest.raises(UserError, match=r"0\.dtype is a dtype, and cannot be saved"):
-        save_factorized(model, tmp_path)
 
 
 def test_accelerate_hooks_warn_and_a_model_without_them_is_factorized():
@@ -142,12 +86,6 @@ def test_models_offloaded_by_accelerate_raise_until_hooks_are_removed(tmp_path):
             use()
     accelerate.hooks.remove_hook_from_module(small, recurse=True)
     torch.testing.assert_close(merge(small)(x), start(x))
-
-
-def test_layer_with_forward_set_on_the_instance_stays_dense():
-    model = build()
-    model[1].forward = lambda x: x
-    assert factorize(model, 0.25).factorize_report.dense["1"] == "this one overrides forward"
 
 
 COMPUTED = {

@@ -1,5 +1,6 @@
 """Matrices in few bits, against a literal transcription and their bound."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.matrices.quantization import Format, dequantize, empty_quantized, format_of, quantize
+from sharding.layers.frozen import StoredMatrix
+from sharding.matrices.quantization import Format, dequantize, empty_quantized, format_of, quantize, quantize_terms
 
 FORMATS = get_args(Format)
 BITS = {"int4": 4.5, "int8": 8.5, "bfloat16": 16, "float32": 32}
@@ -78,3 +80,52 @@ def test_quantized_buffer_after_a_dtype_change_is_equal():
     before = dequantize(model.stored, 40, torch.float64)
     assert torch.equal(dequantize(model.half().double().stored, 40, torch.float64), before)
     assert before.abs().max() > 0
+
+
+def stored_matrix(name, by_terms, blocks=1):
+    """A matrix of blocks of 40×50, or of rank 3."""
+    if by_terms:
+        stored = quantize_terms(random_matrix(3 * blocks, 40), random_matrix(3 * blocks, 50), name)
+    else:
+        stored = quantize(random_matrix(40 * blocks, 50), name)
+    return StoredMatrix(stored, 40, 50, blocks, by_terms)
+
+
+@pytest.mark.parametrize("by_terms", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_with_a_stored_matrix_equal_those_with_the_dense_one(name, by_terms):
+    stored = stored_matrix(name, by_terms)
+    matrix = stored.dense(torch.float64)
+    assert matrix.shape == (40, 50)
+    for x, product, other in (
+        (random_matrix(7, 50), stored.linear, lambda x: x @ matrix.mT),
+        (random_matrix(7, 40), lambda x: stored.linear(x, transposed=True), lambda x: x @ matrix),
+    ):
+        one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+        torch.testing.assert_close(product(one), other(two), rtol=0, atol=1e-12)
+        product(one).square().sum().backward()
+        other(two).square().sum().backward()
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-12, atol=1e-12)
+    rows = torch.tensor([3, 0, 3])
+    torch.testing.assert_close(stored.select(rows, torch.float64), matrix[rows], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_stored_terms_of_blocks_are_the_products_of_each_block(name):
+    stored = stored_matrix(name, by_terms=True, blocks=2)
+    u, v = stored.factors(torch.float64)
+    expected = torch.cat([u[:3].mT @ v[:3], u[3:].mT @ v[3:]])
+    torch.testing.assert_close(stored.dense(torch.float64), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("by_terms", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_stored_matrix_of_another_shape_or_type_is_invalid(name, by_terms):
+    valid = stored_matrix(name, by_terms, blocks=2)
+    assert valid.is_valid
+    stored = valid.stored
+    assert replace(valid, stored=stored.half()).is_valid == (stored.dim() == 2)
+    for other in (stored[1:], stored[:, 1:], stored.int(), stored[None], stored[0, 0], stored[..., None]):
+        assert not replace(valid, stored=other).is_valid
+    for changes in ({"rows": 140}, {"columns": 80}, {"blocks": 4}, {"by_terms": not by_terms}):
+        assert not replace(valid, **changes).is_valid

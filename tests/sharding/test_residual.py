@@ -153,15 +153,6 @@ def test_load_factorized_with_residuals_equals_the_saved_model(net, tmp_path, wh
     assert size - sum(file.stat().st_size for file in (tmp_path / "b").iterdir()) >= frozen
 
 
-def test_load_factorized_of_an_older_folder_without_residuals_is_equal(net, tmp_path):
-    small = make_small(net, None)
-    save_factorized(small, tmp_path / "a")
-    config = tmp_path / "a" / "factorization.json"
-    config.write_text(config.read_text().replace(',\n "residuals": {}', ""))
-    assert "residuals" not in config.read_text()
-    assert torch.equal(load_factorized(tmp_path / "a", Net())(IDS), small(IDS))
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_export_lora_with_residuals_adds_the_change_to_the_dense_model(tmp_path):
     peft = pytest.importorskip("peft")

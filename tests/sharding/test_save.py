@@ -91,22 +91,6 @@ def test_load_factorized_into_another_model_reports_all_misfits(net, tmp_path):
         assert problem in message
 
 
-@pytest.mark.parametrize("state", [{"words": 3}, torch.ones(3)], ids=["words", "tensor"])
-def test_save_factorized_with_extra_state_raises(net, tmp_path, state):
-    net.norm.__class__ = type("Stateful", (nn.BatchNorm1d,), {"get_extra_state": lambda self: state})
-    with pytest.raises(UserError, match=r"norm\._extra_state is extra state, which cannot be saved"):
-        save_factorized(make_small(net), tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize("odd", [torch.ones(2, dtype=torch.complex128), torch.eye(2).to_sparse()])
-def test_save_factorized_of_unsupported_tensors_raises(net, tmp_path, odd):
-    net.register_buffer("odd", odd)
-    with pytest.raises(UserError, match=r"odd is torch\..* which safetensors lacks; convert it"):
-        save_factorized(make_small(net), tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
 def test_load_and_save_with_an_unsuitable_folder_raise(net, tmp_path):
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)

@@ -1,11 +1,13 @@
 """`Server.round` against its steps, and the state that the server keeps between rounds."""
 
+from math import inf, nan
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
 
-from sharding import Server, ShardPlanner, UserError, iterate_average, train_shard
+from sharding import MaxShare, NormBound, Server, ShardPlanner, UserError, factorize, iterate_average, train_shard
 from tests.sharding.models import aggregate
 
 RATIOS = {"phone": 0.25, "laptop": 0.5}
@@ -38,9 +40,47 @@ def test_server_round_without_num_samples_weighs_clients_equally():
     alike.round(0, RATIOS, train)
     given.round(0, RATIOS, train, dict.fromkeys(RATIOS, 7.0))
     assert torch.equal(alike.model[4].weight, given.model[4].weight)
+    plan = alike.plan(RATIOS, 1)
+    averages = alike.average(plan), alike.average(plan, dict.fromkeys(RATIOS, 7.0)), alike.average_as_reported(plan)
+    for client, shard in plan.shards():
+        for average in averages:
+            average.add(client, train(client, shard), 2.0)  # a weight that is read only as reported
+    changes = [average.finish()[0] for average in averages]
+    assert all(torch.equal(value, other[name]) for other in changes for name, value in changes[0].items())
     given.round(1, RATIOS, train, SAMPLES)
     alike.round(1, RATIOS, train)
     assert not torch.equal(alike.model[4].weight, given.model[4].weight)
+
+
+def test_server_chooses_and_checks_its_layers_once(monkeypatch):
+    server, chosen = Server(make_model(), ShardPlanner("top_n")), []
+    monkeypatch.setattr(ShardPlanner, "checked_layers", lambda planner, model: chosen.append(model))
+    for t in range(2):
+        server.round(t, RATIOS, train)
+    assert chosen == []
+
+
+def test_server_plan_of_a_replaced_layer_raises():
+    server = Server(make_model(), ShardPlanner("top_n"))
+    server.model[2] = nn.Linear(8, 8)
+    with pytest.raises(UserError, match="2 was replaced since the server was made; make a new server"):
+        server.plan(RATIOS, 0)
+
+
+@pytest.mark.parametrize("start", [make_model, lambda: factorize(make_model(), 0.5)], ids=["dense", "factorized"])
+def test_server_plan_of_a_weight_that_became_nan_raises(start):
+    server = Server(start(), ShardPlanner("top_n"))
+    with torch.no_grad():
+        next(server.model[2].parameters())[1] = nan
+    with pytest.raises(UserError, match="layer 2: its weight has NaN or Inf"):
+        server.plan(RATIOS, 0)
+
+
+def test_server_without_sharded_layers_warns_once():
+    with pytest.warns(UserWarning, match="no layer of this Linear is sharded") as caught:
+        server = Server(nn.Linear(3, 2), ShardPlanner("top_n"))
+    assert caught[0].filename == __file__
+    server.plan(RATIOS, 0)
 
 
 @pytest.mark.parametrize("samples", [{}, {"Phone": 3.0, "laptop": 1.0}], ids=str)
@@ -58,10 +98,14 @@ def test_server_round_does_not_move_what_was_frozen_after_training():
     assert torch.equal(model[0].weight, before)
 
 
-@pytest.mark.parametrize("guard", [{"trim": 0.9}, {"norm_bound": "3"}, {"max_share": 0}], ids=str)
-def test_server_with_an_invalid_guard_raises(guard):
-    with pytest.raises(UserError, match=f"{next(iter(guard))} is .*; pass a"):
-        Server(make_model(), ShardPlanner("top_n"), **guard)
+WRONG = {NormBound: (0, 0.5, nan, inf, "3", None), MaxShare: (0, -1, 1.5, nan, "1", None)}
+
+
+@pytest.mark.parametrize(("guard", "value"), [(guard, value) for guard, values in WRONG.items() for value in values])
+def test_guard_with_an_invalid_value_raises(guard, value):
+    name = {NormBound: "norm_bound", MaxShare: "max_share"}[guard]
+    with pytest.raises(UserError, match=f"{name} is .*; pass a"):
+        guard(value)
 
 
 def test_server_round_with_failed_clients_rejects_them():
@@ -95,7 +139,7 @@ def test_server_round_after_load_state_dict_starts_from_it():
 
 
 def test_server_round_with_a_norm_bound_rejects_large_updates():
-    server = Server(make_model(), ShardPlanner("dense"), norm_bound=2.0)
+    server = Server(make_model(), ShardPlanner("dense"), guards=[NormBound(2)])
     ratios = dict.fromkeys(("a", "bb", "ccc"), 1.0)
 
     def scaled_train(client, shard):

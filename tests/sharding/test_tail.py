@@ -8,6 +8,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from sharding import (
+    MaxShare,
+    NormBound,
     Server,
     Shard,
     ShardPlanner,
@@ -153,7 +155,7 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     assert result.accepted == [*RATIOS]
 
 
-@pytest.mark.parametrize("options", [{}, {"trim": 0.1}, {"max_share": 0.9}], ids=["mean", "trimmed", "late"])
+@pytest.mark.parametrize("options", [{}, {"guards": [MaxShare(0.9)]}], ids=["at once", "kept"])
 @pytest.mark.parametrize("compression", ["float32", "int8"])
 def test_client_counts_in_the_average_of_its_tail_with_the_servers_vectors(options, compression):
     torch.manual_seed(0)
@@ -181,7 +183,7 @@ def test_average_does_not_copy_the_tail_of_a_weak_client(monkeypatch):
     model = nn.Sequential(nn.Linear(20, 40, bias=False))
     server = Server(model, ShardPlanner("top_n", skip=()))
     plan = server.plan({"weak": 0.25, "strong": 0.5}, 0)
-    shards, average = dict(plan.shards()), server.average(plan, None)
+    shards, average = dict(plan.shards()), server.average_as_reported(plan)
     monkeypatch.setattr(Spectrum, "cut", None)
     for client, shard in shards.items():
         average.add(client, shard.returned(shard.trained()), 1.0)
@@ -193,13 +195,12 @@ def test_plan_without_clients_has_no_tails():
     assert (len(plan), plan.tails) == (0, {})
 
 
-@pytest.mark.parametrize("trim", [0.0, 0.1, 0.4])
-def test_terms_of_one_strong_client_move_by_its_share_whatever_is_trimmed(trim):
+def test_terms_of_one_strong_client_move_by_its_share():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 40, bias=False)).double()
-    server = Server(model, ShardPlanner("top_n", skip=()), trim=trim)
+    server = Server(model, ShardPlanner("top_n", skip=()))
     plan = server.plan({**{f"phone {number}": 0.25 for number in range(4)}, "laptop": 0.5}, 0)
-    average, before = server.average(plan, None), plan.spectra["0"]
+    average, before = server.average_as_reported(plan), plan.spectra["0"]
     for client, shard in plan.shards():
         average.add(client, shard.returned({name: part + 1 for name, part in shard.trained().items()}), 1.0)
     change = torch.tensor([1.0] * 5 + [0.2] * 5, dtype=torch.float64)  # a fifth of the weight trains the last terms
@@ -209,7 +210,7 @@ def test_terms_of_one_strong_client_move_by_its_share_whatever_is_trimmed(trim):
     torch.testing.assert_close(model[0].weight.detach(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"trim": 0.1}, {"norm_bound": 3.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"guards": [NormBound(3)]}], ids=["plain", "bounded"])
 def test_round_with_a_frozen_layer_and_uneven_clients_leaves_it_as_it_is(options):
     model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 20))
     model[2].weight.requires_grad_(False)
@@ -244,6 +245,15 @@ def test_loaded_shard_replaces_the_tail_or_removes_it():
     assert small[0].tail is None
     with_tail.load_into(small)
     assert torch.equal(small(x), first)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_symbolic_trace_of_a_layer_with_residual_and_tail_is_equal(kind):
+    make, x = LAYERS[kind]
+    model = factorize(nn.Sequential(make()), 0.5, skip=(), also=("*",), residual="int4")
+    small = client_model(model, planned(model, "int4").shard("weak"), residual=ShardPlanner().residual(model))
+    assert [part.by_terms for part in small[0].frozen] == [False, True]
+    torch.testing.assert_close(torch.fx.symbolic_trace(small)(x), small(x))
 
 
 def test_wrapped_structure_gets_its_tail():

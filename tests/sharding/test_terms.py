@@ -28,7 +28,7 @@ def test_layers_that_would_grow_stay_dense_unless_all_terms_are_kept():
     model = net(8, 64, 8, 8)
     with pytest.warns(CoverageWarning, match="nothing is factorized; what stays dense: would grow 100"):
         report = factorize(model, 0.9, skip=()).factorize_report
-    assert report.dense == dict.fromkeys("012", "would grow")
+    assert report.unfactorized == dict.fromkeys("012", "would grow")
     assert terms_of(factorize(model, 1.0, skip=()).factorize_report) == dict.fromkeys("012", 8)
 
 
@@ -38,7 +38,7 @@ def test_layer_is_factorized_exactly_where_it_does_not_grow():
         report = factorize(nn.Linear(8, 24), terms / 8, skip=()).factorize_report
         assert bool(report.layers) == (terms * 32 <= 192 or terms == 8)
         assert report.parameters_after <= report.parameters_before or terms == 8
-        assert report.layers or report.dense == {"": "would grow"}
+        assert report.layers or report.unfactorized == {"": "would grow"}
 
 
 def test_keep_ratio_by_pattern_uses_the_first_match():
@@ -46,7 +46,7 @@ def test_keep_ratio_by_pattern_uses_the_first_match():
     ratios = {"mlp.0": 0.125, "mlp": 0.5, lambda name, layer: name.startswith("attn"): 0.25}
     report = factorize(model, ratios, skip=()).factorize_report
     assert terms_of(report) == {"attn.0": 4, "attn.1": 4, "mlp.0": 2, "mlp.1": 8}
-    assert report.dense == {"norm.0": "no keep ratio is given for it"}
+    assert report.unfactorized == {"norm.0": "no keep ratio is given for it"}
     with pytest.raises(UserError, match="keep_ratio pattern 'mpl' matches no layer"):
         factorize(model, {"mpl": 0.5})
 

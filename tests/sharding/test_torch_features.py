@@ -1,7 +1,5 @@
 """What torch offers, on a factorized ViT (timm) and a factorized GPT-2 (transformers)."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,16 @@ from tests.sharding.architectures import make
 SKIP = {"timm/vit_tiny_patch16_224": ["patch_embed", "head"], "transformers/gpt2": ["lm_head"]}
 
 
-@pytest.fixture(params=product(SKIP, [None, "int4"]), ids=lambda param: f"{param[0].split('/')[1]}-{param[1]}")
+VIT, GPT2 = SKIP
+CASES = [
+    (VIT, None),
+    (GPT2, "int4"),
+    pytest.param((VIT, "int4"), marks=pytest.mark.slow),
+    pytest.param((GPT2, None), marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda param: f"{param[0].split('/')[1]}-{param[1]}")
 def case(request):
     name, residual = request.param
     model, inputs = make(name)

@@ -57,16 +57,6 @@ def corrupted(name: str, value: float) -> nn.Module:
     return net
 
 
-def with_buffer(buffer: object) -> nn.Module:
-    """The net with one buffer more, or with an entry in its state that is none."""
-    net = make_net()
-    if isinstance(buffer, torch.Tensor):
-        net.register_buffer("more", buffer)
-    else:
-        net.register_state_dict_post_hook(lambda module, state, prefix, metadata: state.update(more=buffer))
-    return net
-
-
 def with_lock() -> nn.Module:
     net = make_net()
     net.lock = Lock()
@@ -92,9 +82,6 @@ def vectors(weights=HALVES, norms=HALVES, times=HALVES, ratio=0.0, cohort=1):
 MODELS = [
     (lambda: plan(0.5, net=corrupted("1.weight", NAN)), "layer 1: its weight has NaN or Inf"),
     (lambda: plan(0.5, net=corrupted("1.bias", NAN)), "1.bias has NaN or Inf; did training diverge"),
-    (lambda: plan(1.0, "dense", with_buffer(torch.qint8)), "more is a dtype, which cannot be sent; quantize a model"),
-    (lambda: plan(0.5, net=with_buffer(torch.ones(2).to(torch.float8_e4m3fnuz))), "more is torch.float8_e4m3fnuz, "),
-    (lambda: plan(0.5, net=with_buffer(torch.eye(2).to_sparse())), r"more is sparse_coo, .* dense with to_dense\(\)"),
     (lambda: factorize(corrupted("1.weight", NAN), 0.5), "layer 1: the matrix has NaN or Inf"),
     (lambda: decompose({"a": torch.ones(2, 2, dtype=torch.long)}), "layer a: its weight is torch.int64"),
     (lambda: decompose({"a": torch.ones(2, 2) + 1j}), "layer a: its weight is torch.complex64"),

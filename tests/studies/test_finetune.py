@@ -1,7 +1,6 @@
 """The study of fine-tuning: every method can be configured, runs once, and the table comes from the curves."""
 
 import json
-import sys
 from importlib import import_module
 
 import pytest
@@ -25,16 +24,13 @@ TINY = {
 
 @pytest.fixture
 def registered(registries_as_before):
-    """The parts of `studies.sentences` are registered during a test; whoever needs them later imports them anew."""
-    sys.modules.pop("studies.sentences", None)
+    """The parts of `studies.sentences` are registered during a test."""
     import_module("studies.sentences")
-    yield
-    del sys.modules["studies.sentences"]
 
 
 def experiment(**methods):
-    setting = finetune.Setting({0.2: 0.6, 0.4: 0.4}, TINY, [[*methods]])
-    return finetune.Experiment("quickstart", "a test", 50, lambda _: {"": {}}, {"uneven, α = 1": setting}, methods)
+    setting = finetune.Scenario({0.2: 0.6, 0.4: 0.4}, TINY, [[*methods]])
+    return finetune.FineTuning("quickstart", "a test", 50, lambda _: {"": {}}, {"uneven, α = 1": setting}, methods)
 
 
 @pytest.mark.parametrize("name", finetune.EXPERIMENTS)
@@ -77,7 +73,7 @@ def test_study_tries_rates_on_held_out_samples_and_runs_once(tmp_path, monkeypat
         for line in path.read_text().splitlines()
     ]
     assert all(line["num_aggregated"] == line["num_clients"] for line in lines)
-    monkeypatch.setattr("studies.peers.federation.run", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr("studies.runner.write_rounds", lambda *_: pytest.fail("it trains"))
     finetune.run(study, arguments)
     finetune.run(study, Arguments("finetune", tmp_path, only=()))
     assert (tmp_path / "summary.md").read_text(encoding="utf-8") == text
@@ -136,7 +132,7 @@ def test_networks_are_pretrained_once_and_their_weights_but_the_head_are_loaded(
 
 
 def test_fedit_has_the_smallest_rank_of_each_setting_and_the_others_all_ranks():
-    methods, uneven = finetune.EXPERIMENTS["finetune"].methods, finetune.Setting({0.4: 0.3, 0.1: 0.7}, {}, [])
+    methods, uneven = finetune.EXPERIMENTS["finetune"].methods, finetune.Scenario({0.4: 0.3, 0.1: 0.7}, {}, [])
     assert uneven.overrides_of(methods["FedIT"])["keep_ratio"] == {0.1: 1}
     assert all(
         uneven.overrides_of(method)["keep_ratio"] == {0.4: 0.3, 0.1: 0.7}

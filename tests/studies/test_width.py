@@ -55,7 +55,7 @@ def test_width_run_with_the_full_window_equals_fedavg(server):
 
 def test_width_run_sends_no_more_than_shards_and_trains_its_window(tmp_path):
     path = Path("configs/quickstart.yaml")
-    width.run(load_config(path, [*TINY, f"output={tmp_path}"]), "rolling")
+    width.run_all("rolling", {"run": load_config(path, [*TINY, f"output={tmp_path}"])})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     experiment = assemble(load_config(path, TINY))
     nbytes = experiment.server.planner.nbytes(experiment.model, 0.2)
@@ -77,7 +77,8 @@ def test_width_run_with_uneven_clients_trains_first_channels_of_weak_ones():
     nested = width.Federation.of(config, "nested")
     invited = [c for c, r in nested.experiment.keep_ratios.items() if r == 0.1]
     nested.experiment.sampler.invite = lambda t: invited
-    before, (_, aggregated, sent) = nested.model.conv1.weight.clone(), nested.train_round(0)
+    before, line = nested.model.conv1.weight.clone(), nested.train_round(0)
+    aggregated, sent = line["num_aggregated"], line["bytes_down"]
     moved = (nested.model.conv1.weight != before).flatten(1).any(1)
     weak, strong = (width.nbytes(nested.clients[ratio].state_dict()) for ratio in (0.1, 0.6))
     channels = nested.clients[0.1].conv1.weight.shape[0]

@@ -30,11 +30,10 @@ def completed(config, rounds, earlier=()):
     ("overrides", "accuracies", "end"),
     [
         (["target_accuracy=0.5"], [0.1, None, 0.5, 0.6], 2),
-        (["patience=2"], [0.3, 0.2, None, 0.3, 0.9], 3),
         ([], [0.1, 0.1, 0.1], None),
     ],
 )
-def test_complete_at_a_target_or_without_patience_sets_the_reason_to_stop(overrides, accuracies, end):
+def test_complete_at_a_target_sets_the_reason_to_stop(overrides, accuracies, end):
     config = load_config(QUICKSTART, overrides)
     rounds = completed(config, rounds_of(test_accuracy=accuracies))
     assert next((metrics.round for metrics in rounds if metrics.stopped), None) == end

@@ -81,9 +81,9 @@ def test_task_configs_differ_only_in_their_overrides():
 
 
 def test_task_override_keeps_the_other_keys_of_the_section():
-    config = tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {trim: 0.2}}}")
+    config = tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {max_share: 0.2}}}")
     (task,) = config.task_configs().values()
-    assert (task.aggregation.norm_bound, task.aggregation.trim) == (3, 0.2)
+    assert (task.aggregation.norm_bound, task.aggregation.max_share) == (3, 0.2)
 
 
 def test_task_with_another_server_optimizer_has_its_options():

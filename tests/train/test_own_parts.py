@@ -115,7 +115,7 @@ UNFIT = {
     "returns .* for 2 samples; shape": lambda: perceptron(64, 10, last=nn.AdaptiveMaxPool1d(10, return_indices=True)),
     "has no parameter to train": lambda: nn.Flatten(),
     "1._extra_state of the model own cannot be saved": lambda: nn.Sequential(nn.Flatten(), WithExtraState(64, 10)),
-    "have no shape; run a batch through it": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+    "1.weight has no shape; run a batch through the model": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
 }
 
 

@@ -82,7 +82,7 @@ def test_progress_bar_with_all_columns_fits_80_characters():
 def test_progress_of_a_run_that_ends_early_shows_the_reason(terminal):
     out, reason = (
         io.StringIO(),
-        "no better test accuracy in patience=3 evaluations, and the terminal has but 80 columns",
+        "test accuracy 25.0 % has reached target_accuracy=0.25, and the terminal has but 80 columns",
     )
     console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
     with RoundProgress(console, [CONFIG]) as progress:

@@ -14,41 +14,39 @@ from train.report.frame import mean_curve, read_runs
 from train.rundir.file_names import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 from train.rundir.provenance import Provenance
 from train.tables.cells import Cell, cells_of, choose
-from train.tables.layout import load_layout
-from train.tables.write import TABLE_CURVES, Report
+from train.tables.layout import (
+    EXPERIMENTS,
+    PUBLISHED,
+    SCALES,
+    TABLES,
+    PublishedExperiment,
+    Scale,
+    Table,
+    published_of,
+)
+from train.tables.write import TableReport
 from train.utils.files import UNFINISHED
-
-LAYOUT = load_layout()
-MATRICES = [*LAYOUT.tables.values(), *LAYOUT.figures.values()]
 
 
 @pytest.fixture
-def small_layout(tmp_path):
+def small_tables(monkeypatch):
     """A table and a figure of the quickstart."""
-    matrix = {
-        "title": "Tiny",
-        "experiments": ["quickstart"],
-        "keep_ratios": [0.2, 0.4],
-        "strategies": ["dense", "top_n"],
+    monkeypatch.setitem(SCALES, "small", Scale("tiny runs", (0, 1)))
+    monkeypatch.setitem(EXPERIMENTS, "quickstart", PublishedExperiment("Digits", {"small": TINY}))
+    for ratio, published in (("0.2", {"top_n": "67.44 ± 2.34"}), ("0.4", {})):
+        monkeypatch.setitem(PUBLISHED, ("quickstart", ratio, ""), published | {"dense": "87.46 ± 0.31"})
+    small = {
+        "1": Table("Tiny", ("quickstart",), ("dense", "top_n"), ("0.2", "0.4")),
+        "figure1": Table("Tiny", ("quickstart",), ("dense", "top_n"), ("0.2",), panels=(("rounds", "train_loss"),)),
     }
-    path = tmp_path / "layout.yaml"
-    path.write_text(
-        dump_yaml(
-            {
-                "scales": {"small": {"title": "tiny runs", "seeds": [0, 1]}},
-                "experiments": {"quickstart": {"title": "Digits", "stand_ins": {"small": TINY}}},
-                "tables": {"1": matrix},
-                "figures": {1: matrix | {"keep_ratios": [0.2], "panels": [{"y": "train_loss", "smooth": 0.5}]}},
-                "published": {"quickstart": {"0.2": {"top_n": [67.44, 2.34]}, "any": {"dense": [87.46, 0.31]}}},
-            }
-        )
-    )
-    return load_layout(path)
+    for name, table in small.items():
+        monkeypatch.setitem(TABLES, name, table)
+    return small
 
 
-def text_of(name, matrix, cells, layout, into):
+def text_of(name, cells, into):
     """Write the report about these cells, and return its text."""
-    Report(name, matrix, cells, layout, "small", "python", into).write()
+    TableReport(name, TABLES[name], cells, "small", "python", into).write()
     return (into / f"{name if name.startswith('figure') else f'table{name}'}.md").read_text()
 
 
@@ -68,11 +66,11 @@ def pretend(cell: Cell, accuracies, **last):
     (directory / PROVENANCE_FILE).write_text(made.to_json())
 
 
-@pytest.mark.parametrize("matrix", MATRICES, ids=lambda matrix: matrix.title)
-@pytest.mark.parametrize("scale", LAYOUT.scales)
-def test_cells_of_any_table_are_valid_with_distinct_directories(matrix, scale, tmp_path):
-    cells = cells_of(matrix, LAYOUT, scale, tmp_path)
-    assert len(cells) == len(matrix.settings()) * len(matrix.strategies) * len(LAYOUT.scales[scale].seeds)
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_cells_of_any_table_are_valid_with_distinct_directories(table, scale, tmp_path):
+    cells = cells_of(table, scale, tmp_path)
+    assert len(cells) == len(table.settings()) * len(table.strategies) * len(SCALES[scale].seeds)
     by_name = {cell.name: cell.config for cell in cells}
     for cell in cells:
         assert cell.config == by_name[cell.name]
@@ -81,28 +79,28 @@ def test_cells_of_any_table_are_valid_with_distinct_directories(matrix, scale, t
 
 
 def test_paper_scale_cells_are_the_published_configurations(tmp_path):
-    table = {cell.name for cell in cells_of(LAYOUT.find("1"), LAYOUT, "paper", tmp_path)}
+    table = {cell.name for cell in cells_of(TABLES["1"], "paper", tmp_path)}
     assert "cifar10_resnet18/r0.1/collective-2" in table
     assert "cifar10_resnet18/whole/dense-0" in table
-    effect_of_alpha = {cell.name for cell in cells_of(LAYOUT.find("figure3"), LAYOUT, "paper", tmp_path)}
+    effect_of_alpha = {cell.name for cell in cells_of(TABLES["figure3"], "paper", tmp_path)}
     assert "cifar10_resnet18/r0.1/collective-2" in effect_of_alpha  # α = 1 is what the config says anyway
     assert "cifar10_resnet18/r0.1_data.partition.alpha=10/collective-2" in effect_of_alpha
-    (cell,) = choose(cells_of(LAYOUT.find("1"), LAYOUT, "paper", tmp_path), ["shakes*/r0.2x*/collective-1"])
+    (cell,) = choose(cells_of(TABLES["1"], "paper", tmp_path), ["shakes*/r0.2x*/collective-1"])
     assert cell.config.keep_ratio == {0.2: 0.6, 0.4: 0.4}
     assert (cell.config.rounds, cell.config.clients.count) == (1500, 715)
 
 
 def test_published_values_of_a_setting_are_by_strategy():
-    settings = {setting.label: setting for setting in LAYOUT.tables["1"].settings()[:2]}
-    assert LAYOUT.published_of(settings["r = 0.1"], "collective") == [82.59, 0.27]
-    assert LAYOUT.published_of(settings["r = 0.2"], "collective") == [85.00, 0.34]
-    assert LAYOUT.published_of(settings["r = 0.2"], "dense") == [87.46, 0.31]
+    settings = {setting.label: setting for setting in TABLES["1"].settings()[:2]}
+    assert published_of(settings["r = 0.1"], "collective") == "82.59 ± 0.27"
+    assert published_of(settings["r = 0.2"], "collective") == "85.00 ± 0.34"
+    assert published_of(settings["r = 0.2"], "dense") == "87.46 ± 0.31"
 
 
 def published_cells(name):
     """Return (published, all) cells of a table."""
-    table = LAYOUT.find(name)
-    values = [LAYOUT.published_of(s, strategy) for s in table.settings() for strategy in table.strategies]
+    table = TABLES[name]
+    values = [published_of(s, strategy) for s in table.settings() for strategy in table.strategies]
     return [value for value in values if value], values
 
 
@@ -110,20 +108,20 @@ def published_cells(name):
 def test_cells_of_the_papers_tables_have_published_values(name, count):
     known, cells = published_cells(name)
     assert len(known) == len(cells) == count
-    assert all(len(value) == 2 and 0 < value[1] < value[0] < 100 for value in known)
+    numbers = [[float(number) for number in value.split(" ± ")] for value in known]
+    assert all(0 < deviation < mean < 100 for mean, deviation in numbers)
 
 
 def test_settings_without_clipping_have_separate_published_values(tmp_path):
-    short, long = LAYOUT.find("2").settings()
-    assert LAYOUT.published_of(short, "top_n") == [21.13, 2.01]
-    assert LAYOUT.published_of(long, "top_n") == [32.22, 1.74]
-    _, unclipped = LAYOUT.find("3").settings()[:2]
-    assert LAYOUT.published_of(unclipped, "unbiased") == [30.14, 1.58]
+    short, long = TABLES["2"].settings()
+    assert published_of(short, "top_n") == "21.13 ± 2.01"
+    assert published_of(long, "top_n") == "32.22 ± 1.74"
+    _, unclipped = TABLES["3"].settings()[:2]
+    assert published_of(unclipped, "unbiased") == "30.14 ± 1.58"
+    assert published_of(TABLES["figure3"].settings()[1], "unbiased") is None  # of another α
     rounds = {
-        scale: [
-            choose(cells_of(LAYOUT.find("2"), LAYOUT, scale, tmp_path), [p])[0].config.rounds for p in ("*", "rounds=")
-        ]
-        for scale in LAYOUT.scales
+        scale: [choose(cells_of(TABLES["2"], scale, tmp_path), [p])[0].config.rounds for p in ("*", "rounds=")]
+        for scale in SCALES
     }
     assert rounds == {"small": [40, 133], "medium": [400, 1333], "paper": [1500, 5000]}
 
@@ -134,30 +132,28 @@ def test_additional_tables_have_only_shared_published_values():
 
 
 def test_choose_by_pattern_selects_cells_or_raises(tmp_path):
-    cells = cells_of(LAYOUT.find("1"), LAYOUT, "small", tmp_path, seeds=[7])
+    cells = cells_of(TABLES["1"], "small", tmp_path, seeds=[7])
     names = [cell.name for cell in choose(cells, ["cifar10_*r0.2/top_n-", "whole"])]
     assert names[0] == "cifar10_resnet18/r0.2/top_n-7"  # in the order of the patterns
     assert sum("whole" in name for name in names) == 10  # full and dense of five experiments
     assert len(names) == len(set(names)) == 11
-    varied = cells_of(LAYOUT.find("2"), LAYOUT, "small", tmp_path)
+    varied = cells_of(TABLES["2"], "small", tmp_path)
     assert not any("," in cell.name for cell in varied)  # --only splits there
     with pytest.raises(UserError, match="--only cifar11 matches none"):
         choose(cells, ["cifar11"])
     with pytest.raises(UserError, match="scale 'big'"):
-        cells_of(LAYOUT.find("1"), LAYOUT, "big", tmp_path)
-    with pytest.raises(UserError, match="figure4"):
-        LAYOUT.find("figure5")
+        cells_of(TABLES["1"], "big", tmp_path)
 
 
-def test_table_has_finished_runs_and_dashes(small_layout, tmp_path):
-    table = small_layout.find("1")
-    cells = cells_of(table, small_layout, "small", tmp_path)
+def test_table_has_finished_runs_and_dashes(small_tables, tmp_path):
+    table = small_tables["1"]
+    cells = cells_of(table, "small", tmp_path)
     of = {cell.name: cell for cell in cells}
     pretend(of["quickstart/r0.2/top_n-0"], [0.1, 0.5])
     pretend(of["quickstart/r0.2/top_n-1"], [0.1, 0.6])
     pretend(of["quickstart/r0.4/top_n-0"], [0.7])  # one of its two rounds
     pretend(of["quickstart/whole/dense-0"], [0.1, 0.9])
-    paths = Report("1", table, cells, small_layout, "small", "python -m train table 1", tmp_path).write()
+    paths = TableReport("1", table, cells, "small", "python -m train table 1", tmp_path).write()
     text = (tmp_path / "table1.md").read_text()
     assert f"| top_n | 55.0 ± {10 / sqrt(2):.1f} (2 lost) | 67.44 ± 2.34 | – | – |" in text
     assert "| dense | 90.0 (1 lost) | 87.46 ± 0.31 | 90.0 (1 lost) | 87.46 ± 0.31 |" in text
@@ -169,47 +165,47 @@ def test_table_has_finished_runs_and_dashes(small_layout, tmp_path):
     assert re.findall(r"\((\w+\.png)\)", text) == [paths[1].name]
 
 
-def test_table_with_a_run_at_its_target_counts_it_finished(small_layout, tmp_path):
-    table = small_layout.find("1")
-    cells = cells_of(table, small_layout, "small", tmp_path, [0])
+def test_table_with_a_run_at_its_target_counts_it_finished(small_tables, tmp_path):
+    table = small_tables["1"]
+    cells = cells_of(table, "small", tmp_path, [0])
     (early,) = [cell for cell in cells if cell.name == "quickstart/r0.2/top_n-0"]
     pretend(early, [0.55], stopped="test accuracy 55.0 % has reached 0.5")
-    text = text_of("1", table, cells, small_layout, tmp_path)
+    text = text_of("1", cells, tmp_path)
     assert "| top_n | 55.0 | 67.44 ± 2.34 |" in text
     assert "1 of 3 runs are finished" in text
     assert "is at round" not in text
 
 
-def test_table_with_an_unreadable_run_leaves_it_out(small_layout, tmp_path, caplog):
-    table = small_layout.find("1")
-    cells = cells_of(table, small_layout, "small", tmp_path, [0])
+def test_table_with_an_unreadable_run_leaves_it_out(small_tables, tmp_path, caplog):
+    table = small_tables["1"]
+    cells = cells_of(table, "small", tmp_path, [0])
     of = {cell.name: cell for cell in cells}
     pretend(of["quickstart/r0.2/top_n-0"], [0.5, 0.6])
     pretend(of["quickstart/r0.4/top_n-0"], [0.7], test_accuracy=1e308)
-    text = text_of("1", table, cells, small_layout, tmp_path)
+    text = text_of("1", cells, tmp_path)
     assert "| top_n | 60.0 (1 lost) | 67.44 ± 2.34 | – | – |" in text
     assert str(of["quickstart/r0.4/top_n-0"].config.directory) in caplog.text
 
 
-def test_table_without_runs_is_all_dashes(small_layout, tmp_path):
+def test_table_without_runs_is_all_dashes(small_tables, tmp_path):
     for name, told in (("1", "| top_n | – | 67.44 ± 2.34 | – | – |"), ("figure1", "0 of 4 runs are finished.")):
-        matrix = small_layout.find(name)
-        assert told in text_of(name, matrix, cells_of(matrix, small_layout, "small", tmp_path), small_layout, tmp_path)
+        assert told in text_of(name, cells_of(small_tables[name], "small", tmp_path), tmp_path)
 
 
-def test_figure_curves_have_a_moving_average(small_layout, tmp_path):
-    cell = cells_of(small_layout.find("1"), small_layout, "small", tmp_path)[0]
+def test_figure_curves_are_means_of_the_runs(small_tables, tmp_path):
+    cell = cells_of(small_tables["1"], "small", tmp_path)[0]
     pretend(cell, [0.5, 0.25])
     rounds = read_runs([cell.config.directory])[0].rounds
     curve = mean_curve(rounds, "test_accuracy", "bytes_total")
     assert (curve.x.tolist(), curve["mean"].tolist()) == ([1e7, 2e7], [0.5, 0.25])
-    smooth = mean_curve(rounds, "train_loss", smooth=0.9)
-    assert (smooth.x.tolist(), smooth["mean"].tolist()) == ([1, 2], [1.0, pytest.approx(1.0)])
+    loss = mean_curve(rounds, "train_loss")
+    assert (loss.x.tolist(), loss["mean"].tolist()) == ([1, 2], [1.0, 1.0])
     assert mean_curve(rounds, "alignment").empty
 
 
-def test_table_command_runs_only_missing_cells(small_layout, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
+def test_table_command_runs_only_missing_cells(small_tables, tmp_path, capsys):
+    assert command_line.main(["table", "figure5"]) == 2
+    assert "unknown table 'figure5' (did you mean 'figure4'?)" in capsys.readouterr().err
     out = tmp_path / "out"
     words = ["table", "1", "--seeds", "0", "--output", str(out), "--jobs", "2", "--only"]
     assert command_line.main([*words, "r0.2"]) == 0
@@ -225,8 +221,7 @@ def test_table_command_runs_only_missing_cells(small_layout, tmp_path, monkeypat
     assert "holds a run with local.optimizer.lr=0.02, not 0.3;" in capsys.readouterr().err
 
 
-def test_table_command_with_a_failed_cell_runs_the_others(small_layout, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command_line, "load_layout", lambda: small_layout)
+def test_table_command_with_a_failed_cell_runs_the_others(small_tables, tmp_path, capsys):
     out = tmp_path / "out"
     blocked = out / "cells" / "quickstart" / "r0.2" / "top_n-0"
     (blocked / (CONFIG_FILE + UNFINISHED)).mkdir(parents=True)  # a folder where a file is to be written
@@ -237,11 +232,11 @@ def test_table_command_with_a_failed_cell_runs_the_others(small_layout, tmp_path
 
 
 def test_table_of_experiments_without_runs_has_one_line(tmp_path):
-    table = LAYOUT.find("1")
-    cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
+    table = TABLES["1"]
+    cells = cells_of(table, "small", tmp_path, [0])
     (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]
     pretend(begun, [0.1, 0.5])
-    text = text_of("1", table, cells, LAYOUT, tmp_path)
+    text = text_of("1", cells, tmp_path)
     assert text.count("| top_n |") == 1
     assert "Not begun, and left out here: TinyImageNet / CCT, CIFAR-100 / ResNet, CIFAR-100 / CCT, Shakespeare" in text
 
@@ -251,11 +246,11 @@ def test_table_of_experiments_without_runs_has_one_line(tmp_path):
     [(["r0.1/top_n-0", "whole/dense-0"], ["0.1"]), (["whole/dense-0"], ["0.1", "0.2", "{0.2: 0.6, 0.4: 0.4}"])],
 )
 def test_figure_has_the_bound_beside_its_curves(begun, drawn, tmp_path):
-    table = LAYOUT.find("1")
-    cells = cells_of(table, LAYOUT, "small", tmp_path, [0])
+    table = TABLES["1"]
+    cells = cells_of(table, "small", tmp_path, [0])
     for cell in {cell.name: cell for cell in cells if cell.name.removeprefix("cifar10_resnet18/") in begun}.values():
         pretend(cell, [0.1, 0.5])
-    report = Report("1", table, cells, LAYOUT, "small", "python", tmp_path)
-    figure = report.draw(report.drawn(), TABLE_CURVES)
+    report = TableReport("1", table, cells, "small", "python", tmp_path)
+    figure = report.draw(report.drawn())
     titles = [title for axes in figure.axes if (title := axes.get_title(loc="left"))]
     assert titles == [f"CIFAR-10 / ResNet\nr = {ratio}" for ratio in drawn]

@@ -22,7 +22,6 @@ from train.sweep import grid_configs
         (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),
         (["strategy=dense", "init=as_built"], "strategy=dense; "),
         (["strategy=unbiased", "tail=int8"], "strategy=unbiased; remove it, or use it with strategy=top_n"),
-        (["strategy=dense", "layers_every=2"], "strategy=dense; "),
         (["strategy=top_n", "local.clip=3"], "strategy=top_n; "),
         (["local.steps=2", "local.epochs=3"], "local.steps=2; remove one of them"),
     ],

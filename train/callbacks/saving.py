@@ -7,6 +7,7 @@ from math import isfinite
 from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
 from train.experiment import Experiments
+from train.history import History
 from train.metrics import RoundMetrics
 from train.rundir.checkpoint import Checkpoint, Stateful, save_checkpoint
 from train.rundir.file_names import BEST_FILE, LAYERS_FILE, METRICS_FILE
@@ -92,11 +93,11 @@ class SaveBest(Callback):
 
     Args:
         experiment: whose model is evaluated.
-        best: the best accuracy of the rounds that an earlier process finished.
+        history: of the run; it has completed a round's metrics before callbacks see them.
     """
 
-    def __init__(self, experiment: Experiments, best: float | None = None) -> None:
-        self._experiment, self._best = experiment, -1.0 if best is None else best
+    def __init__(self, experiment: Experiments, history: History) -> None:
+        self._experiment, self._history = experiment, history
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the model if it is the best so far.
@@ -104,8 +105,8 @@ class SaveBest(Callback):
         Raises:
             RunError: the disk is full or not writable.
         """
-        if metrics.test_accuracy is not None and metrics.test_accuracy > self._best:
-            self._best, experiment = metrics.test_accuracy, self._experiment
+        if self._history.improved:
+            experiment = self._experiment
             path = experiment.config.directory / BEST_FILE
             save_model(path, experiment.result, metrics.round + 1, experiment.parts)
 

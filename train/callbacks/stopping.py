@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from train.callbacks.callback import Callback, Plans
 from train.metrics import RoundMetrics
-from train.rundir.status import MAX_LOST
+from train.rundir.status import MAX_LOST, has_diverged
 from train.utils.errors import RunError
 from train.utils.signals import StopRequest
 
@@ -23,42 +23,35 @@ class LostRounds(Callback):
         rounds: of the run; a shorter run ends when all of its rounds were lost.
         note: ends the warning.
         earlier: metrics of the rounds that an earlier process finished. After five lost ones, one more ends the run.
+
+    Attributes:
+        diverged: whether the last rounds were all lost.
     """
 
     def __init__(self, rounds: int, note: str = "metrics.jsonl says why", earlier: Iterable[RoundMetrics] = ()) -> None:
-        self._note = note
-        self._limit, self._in_a_row, self._lost, self._rounds = min(MAX_LOST, rounds), 0, 0, 0
-        for metrics in earlier:
-            self._count(metrics)
-        if self._rounds < rounds:
-            self._in_a_row = min(self._in_a_row, self._limit - 1)
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the last rounds were all lost."""
-        return self._in_a_row >= self._limit
+        self._rounds, self._note = rounds, note
+        self._lost = [metrics.is_lost for metrics in earlier]
+        self.diverged = len(self._lost) == rounds and has_diverged(self._lost, rounds)
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
-        """Count a round; return whether the run has diverged."""
-        self._count(metrics)
+        """Note whether the round was lost; return whether the run has diverged."""
+        self._lost.append(metrics.is_lost)
+        self.diverged = has_diverged(self._lost, self._rounds)
         return self.diverged
 
     def raise_if_diverged(self) -> None:
         """Raise a `DivergedError` if the last rounds were all lost."""
         if self.diverged:
             raise DivergedError(
-                f"no client's update could be used in {self._limit} rounds in a row; metrics.jsonl gives the reasons "
-                "under failures. If the training diverged, lower the learning rates or local.clip, and run it again"
+                f"no client's update could be used in {min(MAX_LOST, self._rounds)} rounds in a row; metrics.jsonl "
+                "gives the reasons under failures. If the training diverged, lower the learning rates or local.clip, "
+                "and run it again"
             )
 
     def close(self, failed: bool = False) -> None:
         """Warn of the rounds that were lost."""
-        if self._lost and not self.diverged:
-            log.warning("%d of %d rounds had no update; %s", self._lost, self._rounds, self._note)
-
-    def _count(self, metrics: RoundMetrics) -> None:
-        self._rounds, self._lost = self._rounds + 1, self._lost + metrics.is_lost
-        self._in_a_row = self._in_a_row + 1 if metrics.is_lost else 0
+        if any(self._lost) and not self.diverged:
+            log.warning("%d of %d rounds had no update; %s", sum(self._lost), len(self._lost), self._note)
 
 
 class Interruption(Callback):

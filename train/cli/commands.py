@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from sharding.errors import UserError, join_first
+from sharding.errors import UserError, join_first, lookup
 from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
@@ -35,8 +35,8 @@ from train.rundir.file_names import CONFIG_FILE
 from train.rundir.records import wandb_state
 from train.sweep import FailedRun, grid_configs, sweep
 from train.tables.cells import cells_of, choose
-from train.tables.layout import load_layout
-from train.tables.write import Report
+from train.tables.layout import TABLES
+from train.tables.write import TableReport
 from train.utils.errors import RunError
 from train.utils.signals import Stopped
 from train.utils.stages import stage_listener
@@ -134,16 +134,15 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
 
 
 def _table(args: argparse.Namespace, console: Console) -> None:
-    layout = load_layout()
-    matrix = layout.find(args.number)
+    table = lookup(TABLES, args.number, "table")
     into = args.output or Path("runs") / f"tables-{args.scale}"
     check_writable(into, "--output")
-    cells = cells_of(matrix, layout, args.scale, into, args.seeds, args.overrides)
+    cells = cells_of(table, args.scale, into, args.seeds, args.overrides)
     for cell in cells:
         check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
     chosen = {cell.name: cell.config for cell in choose(cells, args.only)}
     failures = sweep_missing(chosen, args.jobs, console)
-    paths = Report(args.number, matrix, cells, layout, args.scale, args.line, into).write()
+    paths = TableReport(args.number, table, cells, args.scale, args.line, into).write()
     _show_paths(paths, console)
     _raise_failures(failures, len(chosen))
 
@@ -161,13 +160,11 @@ def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
 
 
 def _federate(args: argparse.Namespace, console: Console) -> None:
-    from train.federate.launch import federate, settings_of  # noqa: PLC0415
-    from train.federate.roster import Timeouts  # noqa: PLC0415
-    from train.federate.server_app import read  # noqa: PLC0415  # Flower is an extra
+    from train.federate.launch import configure, federate  # noqa: PLC0415
+    from train.federate.roster import Timeouts  # noqa: PLC0415  # Flower is an extra
 
     timeouts = Timeouts(args.start_timeout, args.round_timeout)
-    settings = settings_of(args.config, args.overrides, args.nodes, timeouts)
-    config = read(settings)
+    config, settings = configure(args.config, args.overrides, args.nodes, timeouts)
     refuse_unread([config], args.overrides)
     with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)

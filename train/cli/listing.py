@@ -10,7 +10,7 @@ from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMI
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
 from train.engines import ENGINES
-from train.tables.layout import load_layout
+from train.tables.layout import TABLES
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "design": DESIGNS,
@@ -33,7 +33,6 @@ def names() -> Iterator[str]:
     yield from (f"strategy={name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
     for key, registry in REGISTRIES.items():
         yield f"{key}: {', '.join(registry)}"
-    layout = load_layout()
-    yield f"table: {', '.join([*layout.tables, *(f'figure{number}' for number in layout.figures)])}"
+    yield f"table: {', '.join(TABLES)}"
     configs = sorted(path.as_posix() for path in Path("configs").glob("*.yaml"))
     yield f"configs: {', '.join(configs) or 'none in ./configs'}"

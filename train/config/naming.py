@@ -9,7 +9,7 @@ from train.config.parts import Part
 from train.config.schema import Config, is_named
 from train.config.values import Section
 
-_FREE_KEYS = frozenset({"engine", "tracker", "layers_every", "checkpoint_every", "data.root", "data.download"})
+_FREE_KEYS = frozenset({"engine", "tracker", "checkpoint_every", "data.root", "data.download"})
 # Keys with which a run can be resumed: no result depends on them, or they name what may have moved. A checkpoint has
 # the weights, and a check compares the data.
 RESUMABLE_KEYS = _FREE_KEYS | {"model.weights", "data.tokenizer"}

@@ -35,8 +35,7 @@ PATHS = ("output", "data.root")  # taken literally from the command line: 2024 c
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 RUN_LEVEL_KEYS = (  # which cannot differ between tasks
     *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracker"),
-    *("layers_every", "evaluate_training", "target_accuracy", "target_loss", "patience"),
-    *("checkpoint_every", "threads", "plugins", "recipe"),
+    *("evaluate_training", "target_accuracy", "target_loss", "checkpoint_every", "threads", "plugins", "recipe"),
 )
 
 
@@ -63,8 +62,6 @@ class Config(Section):
     """Test accuracy at which the run ends."""
     target_loss: float | None = Field(None, gt=0)
     """Training loss at which the run ends. With both targets, the run ends once each has been reached."""
-    patience: int | None = Field(None, ge=1)
-    """Number of evaluations without a better accuracy after which the run ends."""
     plugins: tuple[str, ...] = ()
     """Modules to import first, which register your own parts. Overrides and `--import` add to those of the file."""
     output: UserPath | None = None
@@ -126,8 +123,6 @@ class Config(Section):
     """Whether to evaluate on the clients' samples too."""
     alignment: bool = False
     """Whether to compare the update of each evaluated round with FedAvg's, which about doubles its cost."""
-    layers_every: int | None = Field(None, ge=1)
-    """Rounds between records of λ, π and ω of every layer. The first and the last round always have one."""
     tracker: tuple[TrackerConfig, ...] = ()
     """Trackers that receive the metrics in addition to `metrics.jsonl`: one, or a list."""
 

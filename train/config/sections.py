@@ -187,11 +187,6 @@ class AggregationConfig(Section):
 
     Keeps all updates of a round in memory.
     """
-    trim: float = Field(0.0, ge=0, lt=0.5)
-    """β, the share of values that a trimmed mean leaves out at each end of each coordinate; 0 is the plain mean.
-
-    Keeps all updates of a round in memory.
-    """
     max_share: float | None = Field(None, gt=0, le=1)
     """Largest share of a round's weights that one client can have.
 

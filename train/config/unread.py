@@ -64,7 +64,6 @@ READERS: dict[str, Callable[[Config], bool]] = {  # whether a run reads a key
     "keep_ratio": _chooses_size,
     "init": _chooses_size,
     "tail": lambda config: config.tail is None or get_strategy(config.strategy).nested,
-    "layers_every": lambda config: get_strategy(config.strategy).allocate is not None,
     "local.clip": _clips,
     "local.epochs": lambda config: config.local.steps is None,
 }

@@ -28,7 +28,7 @@ from train.data.files import prepared_files
 from train.data.shares import Shares
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
-from train.federate.messages import CONFIG_TEXT, LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, norm_of, read_config
+from train.federate.messages import LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, keep_config, norm_of, read_config
 
 PREPARED = ".safetensors"  # the end of the name of a node's samples as tensors
 NUM_CLASSES, PAD_TOKEN_ID = "num_classes", "pad_token_id"  # in the metadata of such a file
@@ -41,7 +41,7 @@ KEPT = "kept"  # in a node's state, the plan of the update that it keeps
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Report which client this node is, its keep ratio, and its number of samples."""
-    config, settings = read_config(message.content[CONFIG][CONFIG_TEXT]), context.node_config
+    config, settings = keep_config(message, context), context.node_config
     ratios = assign_keep_ratios(config.keep_ratio, config.clients.count, config.seed_of_data)
     reply = query_message(message, context, keep_ratio=ratios.get(partition_of(settings)))
     reply.content[NODE][NUM_SAMPLES] = len(open_data(config, settings)[1])
@@ -51,16 +51,14 @@ def introduce(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train a shard on this node's data."""
-    values = message.content[CONFIG]
-    config, lr, partition = read_config(values[CONFIG_TEXT]), values[LR], partition_of(context.node_config)
+    config, partition = keep_config(message, context), partition_of(context.node_config)
     torch.set_num_threads(config.threads)
     device, (dataset, data) = find_device(config.device), open_data(config, context.node_config)
     with init_empty():
         structure = make_model(config, dataset, pretrained=False)
 
     def fit(model: torch.nn.Module, values: ConfigRecord) -> dict[str, float]:
-        key = config.seed, values[ROUND], partition
-        clip = values["clip"]
+        key, lr, clip = (config.seed, values[ROUND], partition), values[LR], values["clip"]
         loss = train_locally(keep_memory_format(model), data.to(device), dataset, config.local, lr, clip, key)
         return {NUM_SAMPLES: len(data), LOSS: float(loss)}
 
@@ -71,7 +69,7 @@ def train(message: Message, context: Context) -> Message:
     update = Update.from_bytes(bytes_of(reply.content[ARRAYS])).to(device)
     context.state.update({**reply.content, KEPT: ConfigRecord({"plan": sent.plan})})
     reply.content.clear()
-    reply.content[METRICS] = MetricRecord({NORM: norm_of(sent, update, lr)})
+    reply.content[METRICS] = MetricRecord({NORM: norm_of(sent, update, message.content[CONFIG][LR])})
     return reply
 
 

@@ -23,11 +23,11 @@ from sharding.rounds.failures import one_line
 from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.config.naming import with_directory
 from train.config.overrides import check_once, settings
-from train.config.schema import Config, load_config, parse_overrides
+from train.config.schema import Config, check_config, load_config, merge, parse_overrides
 from train.federate.client_app import write_data
 from train.federate.keys import write_certificates, write_node_key
 from train.federate.roster import Timeouts
-from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated
+from train.federate.server_app import CHECKPOINT_EVERY, ENGINE, ROOT, check_federated, federated
 from train.federate.status import FINISHED, FOLDER, LOCK_FILE, Status
 from train.federate.supervisor import Processes
 from train.rundir.directory import check_directory, is_finished, lock, remove_empty
@@ -85,8 +85,8 @@ def federate(
     """Train as configured, with a separate node on this machine for each client.
 
     Args:
-        config: as `read` makes it from the settings.
-        settings: of the run, from `settings_of`.
+        config: of the run, from `configure`.
+        settings: likewise.
         progress: takes each round's metrics.
         resume: resume the run that the directory holds.
 
@@ -122,8 +122,8 @@ def launch(config: Config, deployment: Deployment, progress: Callable[[dict[str,
         follow(processes, deployment, config, progress)
 
 
-def settings_of(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeouts) -> dict[str, object]:
-    """Return the run's configuration for Flower, flat, with as many clients as there are nodes.
+def configure(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeouts) -> tuple[Config, dict[str, object]]:
+    """Return the configuration of a run with as many clients as there are nodes, and Flower's flat one, for its server.
 
     A file's `clients.per_round` is lowered to that number; an override of it is not. Without an `output` the directory
     is named after every override, the number of nodes included.
@@ -133,16 +133,20 @@ def settings_of(path: str, overrides: Sequence[str], nodes: int, timeouts: Timeo
     """
     check_once([*settings(overrides), ("clients.count", "--nodes")])
     given, words = dict(parse_overrides(overrides)), [*overrides, f"clients.count={nodes}"]
-    if "clients.per_round" not in given:
-        words.append(f"clients.per_round={min(load_config(path, overrides).clients.per_round, nodes)}")
-    config = load_config(path, words)
+    if "clients.per_round" in given:
+        config = load_config(path, words)
+    else:
+        config = load_config(path, overrides)
+        clients = {"count": nodes, "per_round": min(config.clients.per_round, nodes)}
+        config = check_config(merge(config.model_dump(mode="json"), {"clients": clients}))
+        words.append(f"clients.per_round={config.clients.per_round}")
     for key, fixed in (("checkpoint_every", CHECKPOINT_EVERY), ("engine", ENGINE)):
         if key in given and (asked := getattr(config, key)) != fixed:
             raise UserError(f"{key}={asked} does nothing in a federation, where it is {fixed}; remove it")
-    config = with_directory(config, words)
-    return {
+    output = with_directory(config, words).directory.resolve()
+    return federated(config.model_copy(update={"output": output})), {
         "config": str(Path(path).resolve()),
-        "overrides": shlex.join([*words, f"output={_quoted(str(config.directory.resolve()))}"]),
+        "overrides": shlex.join([*words, f"output={_quoted(str(output))}"]),
         "start-timeout": timeouts.start,
         "round-timeout": timeouts.round,
     }

@@ -1,24 +1,30 @@
-"""What the messages of `sharding.flower` have on top in a federation: the configuration, and norms.
+"""What the messages of `sharding.flower` have on top in a federation: the run's configuration, and norms.
 
-A message to a node has in its record ``config`` the configuration, the round from 0 and the learning rate. Readers
-trust nothing: missing or invalid values raise a `UserError`.
+A node is sent the configuration with its first message and keeps it. Each message has its digest in the record
+``config``, and in training the round from 0 and the learning rate. Readers trust nothing: missing or invalid values
+raise a `UserError`.
 """
 
 import json
+from functools import lru_cache
+from hashlib import sha256
 from math import isfinite
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from sharding import Shard, Update
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of
+from sharding.flower.client import keep
+from sharding.flower.messages import ARRAYS, CONFIG, LACKS, METRICS, bytes_of, part_of
 from sharding.rounds.failures import one_line
 from sharding.rounds.norms import update_norm
 from train.config.schema import Config, check_config
 from train.engines import Reply
 
-CONFIG_TEXT, ROUND, LR = "config", "round", "lr"  # what a node is sent
+RUN = "run"  # the record with the run's configuration, in a node's first message and in its state
+TEXT, DIGEST = "configuration", "digest"  # of that record, and in each message's record `config`
+ROUND, LR = "round", "lr"  # what a node is sent
 NUM_SAMPLES, LOSS, NORM = "num-examples", "train_loss", "norm"  # what it reports
 UPLOAD = "train.upload"  # the kind of message that asks a node for the update it keeps
 
@@ -28,6 +34,31 @@ def config_text(config: Config) -> str:
     return config.model_dump_json(exclude={"output", "tracker"})
 
 
+def question_of(config: Config) -> RecordDict:
+    """Return the first message to a node: the configuration and its digest."""
+    text = config_text(config)
+    return RecordDict({RUN: ConfigRecord({TEXT: text}), CONFIG: ConfigRecord({DIGEST: digest_of(text)})})
+
+
+def keep_config(message: Message, context: Context) -> Config:
+    """Return the configuration of a message, which a node has been sent once.
+
+    Raises:
+        UserError: the node does not have it, or it is invalid.
+    """
+    keep(message, context, RUN)
+    text = context.state.get(RUN, {}).get(TEXT)
+    if not isinstance(text, str) or digest_of(text) != message.content[CONFIG][DIGEST]:
+        raise UserError(f"{LACKS} the configuration of the run")
+    return read_config(text)
+
+
+def digest_of(text: str) -> str:
+    """Return a digest of a configuration's text."""
+    return sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
 def read_config(text: str) -> Config:
     """Return the configuration that a server has sent.
 

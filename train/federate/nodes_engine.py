@@ -3,26 +3,24 @@
 Messages go through `sharding.flower.exchange`, so the server's memory does not grow with the cohort.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import MessageType, RecordDict
 
 from sharding import Plan
-from sharding.errors import UserError
-from sharding.flower.exchange import StreamingGrid, lifetime
-from sharding.flower.messages import ARRAYS, CONFIG, content_of, pack
-from sharding.flower.nodes import KeptResiduals, Node
+from sharding.flower.exchange import Answer, Exchange
+from sharding.flower.messages import CONFIG
+from sharding.flower.nodes import Node
 from sharding.rounds.aggregation.faults import find_misfit
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.plan import Client
 from train.engines import Job, Replies, Reply
 from train.engines.two_stage import Reports, TwoStageEngine
-from train.federate.messages import CONFIG_TEXT, LR, ROUND, UPLOAD, config_text, norm_of, read_norm, read_reply
+from train.federate.messages import LR, ROUND, UPLOAD, norm_of, read_norm, read_reply
 from train.federate.roster import Roster
 
-Answer = TypeVar("Answer")
 CLOSE = 1e-3  # the allowed relative difference between a reported norm and ours, since machines round differently
 
 
@@ -31,8 +29,7 @@ class NodesEngine(TwoStageEngine):
 
     def __init__(self, roster: Roster, job: Job) -> None:
         self._roster, self._job = roster, job
-        self._config = config_text(roster.config.model_copy(update={"local": job.local}))
-        self._kept = KeptResiduals()
+        self._exchange = Exchange(roster, roster.timeouts.round)
 
     def train(self, plan: Plan, round: int, lr: float) -> Replies:
         """Yield the clients' replies: those of absent clients first, the others in the order of the plan.
@@ -53,8 +50,7 @@ class NodesEngine(TwoStageEngine):
         def collect(selected: Collection[Client]) -> Replies:
             yield from ((c, Reply(None, None, answer)) for c, answer in answers.items() if isinstance(answer, Failure))
             wanted = [client for client in norms if client in selected]
-            request = RecordDict({CONFIG: ConfigRecord({"plan": plan.id})})
-            for client, answer in self._exchange(UPLOAD, wanted, lambda *_: request, read_reply, round):
+            for client, answer in self._ask(wanted, read_reply, UPLOAD, round, lambda _: {"plan": plan.id}):
                 if isinstance(answer, Failure) and answer.kind == Kind.ABSENT:
                     # A node that leaves now has received its shard, so it does not count as absent.
                     answer = replace(answer, kind=Kind.LATE)  # noqa: PLW2901
@@ -67,41 +63,21 @@ class NodesEngine(TwoStageEngine):
     def _train(
         self, plan: Plan, round: int, lr: float, read: Callable[[RecordDict], Answer]
     ) -> Iterator[tuple[Client, Answer | Failure]]:
-        def content(client: Client, node: Node) -> RecordDict:
-            shard, values = plan.shard(client), {ROUND: round, LR: self._job.lr(client, lr), CONFIG_TEXT: self._config}
-            residual = self._kept.records(node.id, self._job.residual)
-            return RecordDict({ARRAYS: pack(shard), CONFIG: ConfigRecord(values), **residual})
+        def values(node: Node) -> dict[str, Any]:
+            return {ROUND: round, LR: self._job.lr(node.client, lr), **self._roster.question[CONFIG]}
 
-        return self._exchange(MessageType.TRAIN, plan, content, read, round)
+        return self._ask(plan, read, MessageType.TRAIN, round, values, plan, self._job.residual)
 
-    def _exchange(
-        self,
-        kind: str,
-        clients: Collection[Client],
-        content: Callable[[Client, Node], RecordDict],
-        read: Callable[[RecordDict], Answer],
-        round: int,
+    def _ask(
+        self, clients: Collection[Client], read: Callable[[RecordDict], Answer], kind: str, *message: Any
     ) -> Iterator[tuple[Client, Answer | Failure]]:
-        """Send a message to the node of each client; yield each client's answer, or why there is none."""
-        nodes, timeout = self._roster.reach(clients), self._roster.timeouts.round
+        """Yield the answers of clients' nodes to messages, or why there is none; first those of absent nodes."""
+        nodes = self._roster.reach(clients)
         absent = Failure(Kind.ABSENT, "its node is not connected")
         yield from ((client, absent) for client in clients if client not in nodes)
-        ttl, group, clients_of = lifetime(timeout, len(nodes)), str(round), {node.id: c for c, node in nodes.items()}
-        messages = (
-            Message(content(client, node), dst_node_id=node.id, message_type=kind, ttl=ttl, group_id=group)
-            for client, node in nodes.items()
-        )
-
-        def again(id: int) -> Mapping[str, ArrayRecord]:
-            self._kept.discard(id)
-            return content(clients_of[id], nodes[clients_of[id]]).array_records
-
-        replies = StreamingGrid(self._roster.grid, again).send_and_receive(messages, timeout=timeout)
-        for client, reply in zip(nodes, replies, strict=True):
-            try:
-                yield client, read(content_of(reply))
-            except UserError as error:
-                yield client, Failure.of(error)
+        messages = self._exchange.messages(kind, nodes.values(), *message)
+        replies = self._exchange.send_and_receive(messages, timeout=self._roster.timeouts.round)
+        yield from self._exchange.answers(replies, read)
 
     def _here(self, answer: Reply | Failure) -> Reply:
         if isinstance(answer, Failure):

@@ -11,24 +11,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
-from time import monotonic, sleep
+from time import monotonic
 from typing import NamedTuple
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from sharding.errors import UserError, join_first
-from sharding.flower.messages import CONFIG
 from sharding.flower.nodes import Node, Nodes, read_node
 from sharding.rounds.plan import Client
 from train.config.schema import Config
-from train.federate.messages import CONFIG_TEXT, NUM_SAMPLES, config_text
+from train.federate.messages import NUM_SAMPLES, question_of
 from train.federate.status import Status
 from train.rundir.file_names import CLIENTS_FILE
 
 log = logging.getLogger(__name__)
 
-POLL = 0.5  # seconds between looks for nodes
 REMIND = 30.0  # seconds between lines that name the missing clients
 
 
@@ -61,9 +59,12 @@ class Report(NamedTuple):
 
 
 class Roster(Nodes):
-    """The nodes that have connected, and their clients.
+    """The nodes of a run, whose clients keep their first report and their first key.
 
     Args:
+        grid: of the server's app.
+        config: of the run, which new nodes are sent.
+        timeouts: of the waits for nodes.
         reports: by client, of the run that is resumed.
         keys: by client, the digest of its node's public key in the run that is resumed.
 
@@ -79,8 +80,8 @@ class Roster(Nodes):
         reports: Mapping[int, Report] | None = None,
         keys: Mapping[int, str] | None = None,
     ) -> None:
-        super().__init__(question=RecordDict({CONFIG: ConfigRecord({CONFIG_TEXT: config_text(config)})}))
-        self.grid, self.config, self.timeouts = grid, config, timeouts
+        super().__init__(grid, question=question_of(config))
+        self.config, self.timeouts = config, timeouts
         self.reports, self._keys = dict(reports or {}), dict(keys or {})
         self._digests: dict[int, str] = {}  # by node, of the keys of all that have connected
         self._owners: dict[int, int] = {}  # the node of each client, connected or not
@@ -93,44 +94,42 @@ class Roster(Nodes):
         Raises:
             UserError: clients that the run has never seen did not connect in time.
         """
-        count, begin, reminded = self.config.clients.count, monotonic(), -inf
-        while True:
-            present = self.online()
+        count, reminded = self.config.clients.count, -inf
+
+        def complete(present: Mapping[int, Node]) -> bool:
+            nonlocal reminded
             absent = [client for client in range(count) if client not in present]
             Status(self.config).set(joined=sorted(present), waiting_for=absent)
-            if not absent:
-                return
-            names, waited = join_first(absent, 5), monotonic() - begin
-            if waited > self.timeouts.start:
-                break
-            if waited - reminded >= REMIND:
-                log.info("%d of %d clients connected, waiting for %s", len(present), count, names)
-                reminded = waited
-            sleep(POLL)
-        if not self.reports.keys() >= {*absent}:
+            if absent and monotonic() >= reminded + REMIND:
+                log.info("%d of %d clients connected, waiting for %s", len(present), count, join_first(absent, 5))
+                reminded = monotonic()
+            return not absent
+
+        absent = {*range(count)} - self.wait(complete, self.timeouts.start).keys()
+        if not absent:
+            return
+        names = join_first(sorted(absent), 5)
+        if not self.reports.keys() >= absent:
             raise UserError(
                 f"clients {names} are missing after {self.timeouts.start:g} s; start nodes with these numbers as "
                 f"partition-id, or lower clients.count from {count} to the number of nodes"
             )
         log.warning("clients %s are missing after %g s; training starts without them", names, self.timeouts.start)
 
-    def online(self) -> dict[int, Node]:
+    def connected(self) -> dict[int, Node]:
         """Return the node of each client that is connected now."""
         self._digests |= {node.node_id: digest(node.public_key) for node in self.grid.get_nodes() if node.public_key}
-        return self.connected(self.grid)
+        return super().connected()
 
     def reach(self, clients: Collection[Client]) -> dict[Client, Node]:
         """Return the nodes of the connected ones of these clients, in their order.
 
         Wait for one, at most as long as for a round, and for the reports of nodes that have just connected.
         """
-        end = monotonic() + self.timeouts.round
-        while True:
-            online = self.online()
-            nodes = {client: online[int(client)] for client in clients if int(client) in online}
-            if (nodes and not self.waits) or not clients or monotonic() > end:
-                return nodes
-            sleep(POLL)
+        if not clients:
+            return {}
+        nodes = self.wait(lambda nodes: any(int(client) in nodes for client in clients), self.timeouts.round)
+        return {client: nodes[int(client)] for client in clients if int(client) in nodes}
 
     def admit(self, id: int, values: ConfigRecord) -> Node:
         """Return the client that a new node is, from its report.

@@ -56,9 +56,13 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def read(settings: dict[str, Any]) -> Config:
-    """Return the configuration, with a checkpoint each round and a bound on each client's weight."""
+    """Return the configuration of Flower's run configuration."""
     overrides = shlex.split(settings["overrides"])
-    config = with_directory(load_config(ROOT / settings["config"], overrides), overrides)
+    return federated(with_directory(load_config(ROOT / settings["config"], overrides), overrides))
+
+
+def federated(config: Config) -> Config:
+    """Return the configuration with a checkpoint each round and a bound on each client's weight."""
     guards = config.aggregation
     if guards.max_share is None:
         guards = guards.model_copy(update={"max_share": MAX_SHARE})

@@ -19,7 +19,7 @@ from train.config.schema import flatten
 from train.config.yaml_text import read_yaml
 from train.rundir.directory import check_regular
 from train.rundir.file_names import CONFIG_FILE, METRICS_FILE
-from train.rundir.status import has_diverged, has_ended
+from train.rundir.status import has_diverged, has_ended, is_lost
 from train.utils.jsonl import rounds_among, split
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class Runs:
     @property
     def begun(self) -> "Runs":
         """The runs with a finished round."""
-        return self.select(self.results.index[self.results.num_rounds > 0])
+        return self.subset(self.results.index[self.results.num_rounds > 0])
 
-    def select(self, directories: Iterable[str]) -> "Runs":
+    def subset(self, directories: Iterable[str]) -> "Runs":
         """Return these runs only, in this order."""
         index = list(directories)
         return Runs(self.settings.loc[index], self.rounds[self.rounds.run.isin(index)], self.results.loc[index])
@@ -76,7 +76,7 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
         except UserError as error:
             errors.append(str(error))
             continue
-        run, diverged = str(directory), has_diverged(rounds, flat["rounds"])
+        run, diverged = str(directory), has_diverged([*map(is_lost, rounds)], flat["rounds"])
         stopped = rounds[-1].get("stopped") if rounds else None
         settings[run], lines[run] = flat, rounds
         status[run] = {
@@ -208,7 +208,7 @@ def _results(rounds: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 0.0) -> pd.DataFrame:
+def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds") -> pd.DataFrame:
     """Return the mean of several runs' curves at the rounds that all of them have.
 
     Args:
@@ -216,7 +216,6 @@ def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 
             without a point are left out.
         y: a metric.
         x: a cost so far.
-        smooth: the weight w of the past in an exponentially weighted moving average of y, ∑ wⁱ y₍ₜ₋ᵢ₎ / ∑ wⁱ.
 
     Returns:
         `x`, `mean`, `deviation` over runs (0 of a single run), and the number of `runs`, by `rounds`.
@@ -226,8 +225,6 @@ def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds", smooth: float = 
         return pd.DataFrame(columns=columns, dtype=float)
     points = pd.DataFrame({"run": rounds.run, "rounds": rounds.rounds, "x": rounds[x], "y": rounds[y]})
     points = points[np.isfinite(points.y)]
-    if smooth:
-        points["y"] = points.groupby("run").y.transform(lambda values: values.ewm(alpha=1 - smooth).mean())
     by_round = points.groupby("rounds")
     curve = by_round.agg(x=("x", "mean"), mean=("y", "mean"), deviation=("y", "std"), runs=("run", "nunique"))
     return curve[curve.runs == points.run.nunique()].fillna({"deviation": 0.0})

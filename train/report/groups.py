@@ -70,7 +70,7 @@ def group_runs(runs: Runs) -> list[RunGroup]:
     for index, name in enumerate(names):
         seen[name] += 1
         strategy = f"{name[0]} ({seen[name]})" if names.count(name) > 1 else name[0]
-        chosen = runs.select(seeds[index])
+        chosen = runs.subset(seeds[index])
         groups.append(RunGroup(strategy, varied[index], settings[index], chosen.results, chosen.rounds, styles[index]))
     return groups
 
@@ -87,7 +87,7 @@ def without_repeats(runs: Runs) -> tuple[Runs, list[tuple[str, str]]]:
     kept = ranked.drop_duplicates("same").reset_index().set_index("same").run
     replaced_by = ranked.same.map(kept).reindex(runs.results.index)
     left_out = [(run, better) for run, better in replaced_by.items() if run != better]
-    return runs.select(replaced_by.unique()), left_out
+    return runs.subset(replaced_by.unique()), left_out
 
 
 def _experiments(runs: Runs) -> pd.Series:

@@ -64,7 +64,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     into.mkdir(parents=True, exist_ok=True)
     chapters = []
     for name, directories in runs.settings.groupby("name", sort=False).groups.items():
-        groups = group_runs(runs.select(directories))
+        groups = group_runs(runs.subset(directories))
         chapters.append(Chapter(str(name), groups, list(targets) or choose_targets(groups), data_remarks(directories)))
     write_csv(table, _csv_with_targets(chapters))
     notes = [f"{error}; it is left out." for error in errors]

@@ -53,7 +53,7 @@ def write_report(
     if missing := requested.keys() - {*all_runs.begun.results.index}:
         raise UserError("; ".join(errors) or f"{min(missing)} holds no run with a finished round")
     unfinished = [run for run, done in all_runs.results.is_finished.items() if not done and run not in requested]
-    runs, _ = without_repeats(all_runs.select(all_runs.results.index.drop(unfinished)))
+    runs, _ = without_repeats(all_runs.subset(all_runs.results.index.drop(unfinished)))
     groups = group_runs(runs)
     results = _results(groups, choose_targets(groups)[:1])
     commands, grid = _commands(into / SUMMARY, command), grid_drawing(groups, title)

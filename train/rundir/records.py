@@ -102,10 +102,8 @@ def _statistics_of(plan: Plan) -> Layers:
 
 
 def records_layers(config: Config, metrics: RoundMetrics) -> bool:
-    """Return whether a round's layers are recorded: the first, the last, and every `layers_every`-th."""
-    every, rounds = config.layers_every, metrics.round + 1
-    last = rounds == config.rounds or metrics.stopped is not None
-    return rounds == 1 or last or (every is not None and rounds % every == 0)
+    """Return whether a round's layers are recorded: those of the first and of the last."""
+    return metrics.round in (0, config.rounds - 1) or metrics.stopped is not None
 
 
 def append_layers(path: Path, round: int, model: str, layers: Layers) -> None:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from fractions import Fraction
 from pathlib import Path
 
 from sharding.errors import UserError, lookup
 from sharding.terms.strategies import STRATEGIES
 from train.config.schema import Config, load_config
-from train.tables.layout import CONFIGS, Layout, Matrix, Setting
+from train.tables.layout import CONFIGS, EXPERIMENTS, SCALES, Setting, Table
 
 TABLE_KEYS = {  # keys that a table sets
     "strategy": "choose with --only",
@@ -35,18 +34,12 @@ class Cell:
 
 
 def cells_of(
-    matrix: Matrix,
-    layout: Layout,
-    scale: str,
-    into: Path,
-    seeds: Sequence[int] | None = None,
-    overrides: Sequence[str] = (),
+    table: Table, scale: str, into: Path, seeds: Sequence[int] | None = None, overrides: Sequence[str] = ()
 ) -> list[Cell]:
     """Return the runs of a table or figure, seed by seed, so that an interrupted table is complete for its first seeds.
 
     Args:
-        matrix: the table or figure.
-        layout: which contains it.
+        table: the table or figure.
         scale: ``small``, ``medium`` or ``paper``.
         into: the folder that holds `cells/`.
         seeds: instead of the scale's own.
@@ -55,17 +48,16 @@ def cells_of(
     Raises:
         UserError: an unknown scale, or an override that is not allowed.
     """
-    configured = lookup(layout.scales, scale, "scale")
+    configured = lookup(SCALES, scale, "scale")
     for key in (override.partition("=")[0] for override in overrides):
         if key in TABLE_KEYS:
             raise UserError(f"{key} is set by the table itself; {TABLE_KEYS[key]}")
-    cells = [
-        _cell(setting, strategy, seed, layout, scale, into, overrides)
+    return [
+        _cell(setting, strategy, seed, scale, into, overrides)
         for seed in dict.fromkeys(configured.seeds if seeds is None else seeds)
-        for setting in matrix.settings()
-        for strategy in matrix.strategies
+        for setting in table.settings()
+        for strategy in table.strategies
     ]
-    return cells
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
@@ -86,13 +78,11 @@ def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     return list(chosen.values())
 
 
-def _cell(
-    setting: Setting, strategy: str, seed: int, layout: Layout, scale: str, into: Path, overrides: Sequence[str]
-) -> Cell:
+def _cell(setting: Setting, strategy: str, seed: int, scale: str, into: Path, overrides: Sequence[str]) -> Cell:
     path = CONFIGS / f"{setting.experiment}.yaml"
-    base = [*layout.experiments[setting.experiment].stand_ins.get(scale, []), *overrides]
+    base = [*EXPERIMENTS[setting.experiment].stand_ins.get(scale, ()), *overrides]
     plain = load_config(path, base)
-    changes = [_times(override, plain.rounds) for override in setting.overrides]
+    changes = setting.variant.changes(plain.rounds)
     varied = [override for override in changes if load_config(path, [*base, override]) != plain]
     whole = sends_full_model(strategy)
     ratio = [] if whole else [f"keep_ratio={setting.keep_ratio}"]
@@ -105,12 +95,6 @@ def sends_full_model(strategy: str) -> bool:
     """Return whether clients train the whole model, so that one run serves all keep ratios."""
     definition = STRATEGIES[strategy]
     return definition.allocate is None or definition.keep_ratio is not None
-
-
-def _times(override: str, rounds: int) -> str:
-    """Return an override for the config: ``rounds*=10/3`` multiplies the number of rounds."""
-    key, times, factor = override.partition("*=")
-    return f"{key}={round(rounds * Fraction(factor))}" if times else override
 
 
 def _short(keep_ratio: str, whole: bool) -> str:

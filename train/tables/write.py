@@ -11,35 +11,31 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure as Picture
 
 from train.report.frame import Runs, mean_curve, read_runs, warn_left_out
-from train.report.plots import LABELS, draw_curves, save, style_of
+from train.report.plots import draw_curves, save, style_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.file_names import METRICS_FILE
 from train.rundir.provenance import data_remarks
 from train.tables.cells import Cell, sends_full_model
-from train.tables.layout import Figure, Layout, Matrix, Panel, Setting
+from train.tables.layout import EXPERIMENTS, SCALES, Setting, Table, published_of
 from train.utils.files import write_atomically
-
-TABLE_CURVES = [Panel(y="test_accuracy"), Panel(y="test_accuracy", x="bytes_total")]
 
 
 @dataclass(frozen=True)
-class Report:
+class TableReport:
     """The content and the place of a table or figure.
 
     Attributes:
         number: of the table, ``1`` or ``longer``, or the figure, ``figure3``.
-        matrix: the table or figure.
+        table: the table or figure.
         cells: its runs.
-        layout: which contains it, with the published values.
         scale: of the runs.
         command: makes it, and is printed beside the numbers.
         into: the folder to write to.
     """
 
     number: str
-    matrix: Matrix
+    table: Table
     cells: Sequence[Cell]
-    layout: Layout
     scale: str
     command: str
     into: Path
@@ -47,12 +43,9 @@ class Report:
     def write(self) -> list[Path]:
         """Write Markdown and plots, and return their paths."""
         self.into.mkdir(parents=True, exist_ok=True)
-        stem = self.number if isinstance(self.matrix, Figure) else f"table{self.number}"
+        stem = self.number if self.number.startswith("figure") else f"table{self.number}"
         text, curves = (self.into / f"{stem}{end}" for end in (".md", "_curves.png"))
-        settings, panels = self.drawn() or self.matrix.settings(), TABLE_CURVES
-        if isinstance(self.matrix, Figure):
-            panels, settings = self.matrix.panels, self.drawn() or settings[:1]
-        save(self.draw(settings, panels), curves)
+        save(self.draw(self.drawn() or self.table.settings()[:1]), curves)
         paragraphs = [*self._head(), *self._tables(), self._progress(), f"Made by `{self.command}`."]
         paragraphs.append(f"![{curves.stem}]({curves.name})")
         write_atomically(text, ("\n\n".join(paragraphs) + "\n").encode())
@@ -87,31 +80,30 @@ class Report:
         """Return the settings with their own runs; without any, those with runs that serve all keep ratios."""
         specific = self.begun[~self.begun.strategy.map(sends_full_model).astype(bool)]
         drawn = set(self.begun.setting if specific.empty else specific.setting)
-        return [setting for setting in self.matrix.settings() if setting in drawn]
+        return [setting for setting in self.table.settings() if setting in drawn]
 
-    def draw(self, settings: Sequence[Setting], panels: Sequence[Panel]) -> Picture:
+    def draw(self, settings: Sequence[Setting]) -> Picture:
         """Draw one row of panels a setting; one color a strategy, its seeds' mean in a band."""
+        panels = self.table.panels
         picture = Picture(figsize=(4.6 * len(panels) + 2, 3.0 * len(settings) + 0.2), layout="constrained")
-        styles = {strategy: style_of(strategy) for strategy in self.matrix.strategies}
+        styles = {strategy: style_of(strategy) for strategy in self.table.strategies}
         handles: dict[str, Artist] = {}
         for row, setting in zip(picture.subplots(len(settings), len(panels), squeeze=False), settings, strict=True):
-            rounds = {name: self.runs.select(self.of_cell(setting, name).run).rounds for name in styles}
-            for axes, panel in zip(row, panels, strict=True):
-                curves = {name: mean_curve(each, panel.y, panel.x, panel.smooth) for name, each in rounds.items()}
-                draw_curves(axes, curves, styles, panel.x, panel.y)
-                if panel.smooth:
-                    axes.set_ylabel(f"{LABELS.get(panel.y, panel.y)}\nmoving average {panel.smooth:g}")
+            rounds = {name: self.runs.subset(self.of_cell(setting, name).run).rounds for name in styles}
+            for axes, (x, y) in zip(row, panels, strict=True):
+                curves = {name: mean_curve(each, y, x) for name, each in rounds.items()}
+                draw_curves(axes, curves, styles, x, y)
                 handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            title = self.layout.experiments[setting.experiment].title
-            row[0].set_title(f"{title}\n{setting.label}", fontsize=9, loc="left")
+            title = f"{EXPERIMENTS[setting.experiment].title}\n{setting.label}"
+            row[0].set_title(title, fontsize=9, loc="left")
         picture.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
         return picture
 
     def _head(self) -> Iterator[str]:
         number = self.number.removeprefix("figure")
-        kind = "Figure" if isinstance(self.matrix, Figure) else "Table"
-        yield f"# {kind} {number}: {self.matrix.title}" if number.isdigit() else f"# {self.matrix.title}"
-        scale = self.layout.scales[self.scale].title
+        kind = "Table" if number == self.number else "Figure"
+        yield f"# {kind} {number}: {self.table.title}" if number.isdigit() else f"# {self.table.title}"
+        scale = SCALES[self.scale].title
         yield (
             f"Test accuracy in % after the last round, mean ± standard deviation over seeds ({scale}).\n"
             "`published`: the paper's, at its own scale. A dash: a run that has not finished, or no such value.\n"
@@ -120,31 +112,27 @@ class Report:
 
     def _tables(self) -> Iterator[str]:
         """Yield one table per experiment that has begun, and the names of the others."""
-        experiments = groupby(self.matrix.settings(), key=lambda setting: setting.experiment)
+        experiments = groupby(self.table.settings(), key=lambda setting: setting.experiment)
         settings_of = {name: list(settings) for name, settings in experiments}
         begun = self.begun.assign(experiment=[setting.experiment for setting in self.begun.setting])
         directories = begun.groupby("experiment").run.unique().to_dict()
         for experiment, settings in settings_of.items():
             if experiment in directories or not directories:
-                yield f"## {self.layout.experiments[experiment].title}"
+                yield f"## {EXPERIMENTS[experiment].title}"
                 if remarks := data_remarks(directories.get(experiment, ())):
                     yield f"Ours on data that are not the official ones: {', '.join(remarks)}."
                 yield self._table(settings)
         if directories and (rest := [name for name in settings_of if name not in directories]):
-            yield f"Not begun, and left out here: {', '.join(self.layout.experiments[name].title for name in rest)}."
+            yield f"Not begun, and left out here: {', '.join(EXPERIMENTS[name].title for name in rest)}."
 
     def _table(self, settings: Sequence[Setting]) -> str:
         """Return two columns per setting: ours, and the published values."""
         header = ["strategy", *(head for setting in settings for head in (setting.label, "published"))]
         rows = []
-        for strategy in self.matrix.strategies:
-            pairs = ((entry(self.of_cell(each, strategy)), self._published(each, strategy)) for each in settings)
-            rows.append([strategy, *(text for pair in pairs for text in pair)])
+        for strategy in self.table.strategies:
+            pairs = ((entry(self.of_cell(each, strategy)), published_of(each, strategy)) for each in settings)
+            rows.append([strategy, *(text or NOTHING for pair in pairs for text in pair)])
         return markdown_table(header, rows)
-
-    def _published(self, setting: Setting, strategy: str) -> str:
-        published = self.layout.published_of(setting, strategy)
-        return NOTHING if published is None else " ± ".join(f"{value:.2f}" for value in published)
 
     def _progress(self) -> str:
         """Return how many runs finished, and the progress of the others."""

@@ -21,31 +21,26 @@ Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_
 Where the server's layer is factorized, Δ is that of its factors (`sharding.matrices.product`). Added to them, it gives
 the same Σ ū v̄ᵀ over all terms, of which those that nobody drew are as they were.
 
-Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded. There are two
-guards against updates that are finite but wrong: a bound on their norm, relative to the median of the round, and the
-trimmed mean (`sharding.rounds.aggregation.means`). Either keeps all updates until the last has arrived. A bound on a
-client's share of the weight keeps the few heaviest, since only theirs can have to be lowered.
+Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded. Guards against
+updates that are finite but wrong are in `sharding.rounds.aggregation.guards`.
 """
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import floor, inf
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError, safe_repr
+from sharding.errors import safe_repr
 from sharding.matrices.product import ProductSpectrum
 from sharding.modules.finite import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
 from sharding.rounds.aggregation.faults import NOTHING, find_misfit, find_spoiled
-from sharding.rounds.aggregation.means import Mean, RunningMean, TrimmedMean, weight_change
-from sharding.rounds.aggregation.shares import cap_shares
+from sharding.rounds.aggregation.means import RunningMean, weight_change
 from sharding.rounds.failures import Failure, Kind
-from sharding.rounds.norms import statistics_norm, update_norm
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.shard import Update
 from sharding.validation import is_number
@@ -54,18 +49,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Aggregation:
-    """The result of a round's average.
+class Outcome:
+    """What became of a round's updates.
 
     Attributes:
-        delta: the pseudo-gradient Δ = average − W of all that was averaged, by state-dict name, in the types and shapes
-            of the plan; empty where no update counts.
         accepted: the clients that were averaged in, in the order of the plan.
         rejected: the clients that were left out, and the reason.
         nbytes: of every client's update on the wire.
     """
 
-    delta: dict[str, Tensor]
     accepted: list[Client]
     rejected: dict[Client, Failure]
     nbytes: dict[Client, int]
@@ -79,53 +71,23 @@ class Average:
         weights: D_c, or D_c/p_c, of the clients that count; None where each update brings its weight.
         total: ΣD over all clients that could have been selected, which divides the weights of dense parameters; by
             default the sum of the weights. Where a selected client sent nothing usable, the others stand for it: the
-            total shrinks in proportion to the weight that is lost, or that is above `max_share`.
-        norm_bound: leave out updates whose norm is above this many times the (lower) median of the norms above 0, and
-            updates of batch norms' running statistics likewise; None for no bound.
-        trim: β in [0, 1/2): the share of the values, at each end, that the trimmed mean leaves out of each coordinate
-            of each vector, over the clients that train it; 0 for the mean.
-        max_share: the largest share of the weight of the updates that count that one client may have, in (0, 1]; 1 for
-            no bound. Below 1, the ⌊1/max_share⌋ heaviest are kept until the last has arrived.
-
-    Raises:
-        UserError: norm_bound is below 1 or not finite, trim is outside [0, 1/2), max_share is outside (0, 1], total is
-            not a finite number above 0, or weights is not a mapping.
+            total shrinks in proportion to the weight that is lost.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        weights: Mapping[Client, float] | None,
-        total: float | None = None,
-        norm_bound: float | None = None,
-        trim: float = 0.0,
-        max_share: float = 1.0,
-    ) -> None:
-        self._weighs_late = weights is None
-        weights = dict.fromkeys(plan, 0.0) if weights is None else weights
-        if not isinstance(weights, Mapping):
-            raise UserError(f"num_samples is a {type(weights).__name__}; pass a mapping from client to samples")
-        if total is not None and not _is_positive(total):
-            raise UserError(f"total is {total!r}; pass a finite number above 0")
-        check_guards(norm_bound, trim, max_share)
-        self._plan, self._total = plan, total
-        self._selected = [client for client in plan if client in weights]
-        self._weights = {client: float(weights[client]) for client in self._selected if _is_positive(weights[client])}
+    def __init__(self, plan: Plan, weights: Mapping[Client, float] | None, total: float | None = None) -> None:
+        self._plan, self._total, self._weighs_late = plan, total, weights is None
+        weights = {} if weights is None else weights
+        self._selected = [client for client in plan if self._weighs_late or client in weights]
+        self._weights = {client: float(w) for client in plan if _is_positive(w := weights.get(client))}
         self._claimed = sum(self._weights.values())
-        if total is None and plan and not self._selected:  # where clients are sampled, there may be none
-            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=3)
         self._rejected = {
             client: Failure(Kind.FAILED, f"its weight is {weights[client]!r}, not a finite number above 0")
-            for client in self._selected
-            if client not in self._weights and not self._weighs_late
+            for client in plan
+            if client in weights and client not in self._weights
         }
         self._nbytes: dict[Client, int] = {}
         self._received: set[Client] = set()
-        self._mean: Mean = TrimmedMean(plan.spectra, trim) if trim else RunningMean(plan.spectra)
-        self._bound, self._max_share = norm_bound, max_share
-        heaviest = 0 if max_share == 1 else floor(1 / max_share)  # more clients cannot have this share each
-        self._num_pending = heaviest if norm_bound is None else inf
-        self._pending: dict[Client, Update] = {}  # until their norms or weights can be compared
+        self._mean = RunningMean(plan.spectra)
 
     @torch.no_grad()
     def add(self, client: Client, update: Update | Failure | None, weight: float | None = None) -> None:
@@ -148,9 +110,8 @@ class Average:
             return
         self._received.add(client)
         if self._weighs_late and isinstance(update, Update):
-            if is_number(weight) and weight > 0:
+            if _is_positive(weight):
                 self._weights[client] = float(weight)
-                self._claimed += float(weight)
             else:
                 update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
         failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
@@ -159,24 +120,17 @@ class Average:
             failure = find_spoiled(update) if client in self._weights else None
         if failure is not None:
             self._rejected.setdefault(client, failure)
-            if self._weighs_late:
-                self._weights.pop(client, None)  # else a node could lower the others' bound by an update that fails
         elif isinstance(update, Update) and client in self._weights:
-            self._pending[client] = update.to(self._plan.device)
-            if len(self._pending) > self._num_pending:
-                lightest = min(self._pending, key=self._weights.__getitem__)  # of equal ones, the first to arrive
-                self._count(lightest, self._pending.pop(lightest))
+            self._count(client, update.to(self._plan.device))
 
     @torch.no_grad()
-    def finish(self) -> Aggregation:
-        """Return the pseudo-gradient and the clients that were averaged in, and forget the sums."""
-        if self._bound is not None:
-            self._reject_long(self._bound)
-        counting = {c: weight for c, weight in self._weights.items() if c in self._received and c not in self._rejected}
-        self._weights |= cap_shares(counting, self._max_share)
-        for client, update in self._pending.items():
-            self._count(client, update)
-        self._pending.clear()
+    def finish(self) -> tuple[dict[str, Tensor], Outcome]:
+        """Return the pseudo-gradient and what became of the updates, and forget the sums.
+
+        Returns:
+            Δ = average − W of all that was averaged, by state-dict name, in the types and shapes of the plan; empty
+            where no update counts.
+        """
         release_freed_memory()
         rejected = {client: NOTHING for client in self._selected if client not in self._received} | self._rejected
         delta = dict(self._changes())
@@ -186,28 +140,11 @@ class Average:
             delta, rejected = {}, overflow | rejected
         accepted = [client for client in self._selected if client not in rejected]
         order = [client for client in (*self._plan, *rejected) if client in rejected]
-        return Aggregation(delta, accepted, {client: rejected[client] for client in order}, self._nbytes)
+        return delta, Outcome(accepted, {client: rejected[client] for client in order}, self._nbytes)
 
     def _count(self, client: Client, update: Update) -> None:
         """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
         self._mean.add(self._plan.values_of(update), self._weights[client], self._plan.tail_indices(client))
-
-    def _reject_long(self, bound: float) -> None:
-        """Leave out the updates whose change, of what trains or of running statistics, is longer than the bound."""
-        lengths = {}
-        for client, update in self._pending.items():
-            sent = self._plan.shard(client)
-            lengths[client] = update_norm(sent, update), statistics_norm(sent, update)
-        for column, whose in enumerate(("update", "running statistics")):
-            kept = [lengths[client][column] for client in self._pending]
-            norms = torch.stack(kept) if kept else torch.zeros(0)
-            moved = norms[norms > 0]  # updates that changed nothing say nothing about the others
-            median = float(moved.median()) if len(moved) else 0.0  # the lower one: of two, the one that changed less
-            for client, norm in zip([*self._pending], norms.tolist(), strict=True):
-                if norm > bound * median:
-                    reason = f"the norm of its {whose}, {norm:.3g}, is above {bound:g} times the median {median:.3g}"
-                    self._rejected[client] = Failure(Kind.TOO_LONG, reason)
-                    del self._pending[client]
 
     def _changes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and Δ of every tensor that was averaged, in its type."""
@@ -225,19 +162,5 @@ class Average:
                 yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
 
 
-def check_guards(norm_bound: float | None, trim: float, max_share: float) -> None:
-    """Check the guards of an `Average`.
-
-    Raises:
-        UserError: one of them is out of its range.
-    """
-    if norm_bound is not None and not (is_number(norm_bound) and norm_bound >= 1):
-        raise UserError(f"norm_bound is {safe_repr(norm_bound)}; pass a finite number of at least 1, or None")
-    if not (is_number(trim) and 0 <= trim < 0.5):
-        raise UserError(f"trim is {safe_repr(trim)}; pass a number from 0 to less than 0.5, such as 0.1")
-    if not (is_number(max_share) and 0 < max_share <= 1):
-        raise UserError(f"max_share is {safe_repr(max_share)}; pass a number above 0 and at most 1, such as 0.5")
-
-
-def _is_positive(value: object) -> bool:
+def _is_positive(value: object) -> TypeGuard[float]:
     return is_number(value) and value > 0

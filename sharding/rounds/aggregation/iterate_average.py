@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from sharding.factorization.support import TO_REPLACE, check_supported
 from sharding.modules.copies import copied
 from sharding.modules.wrappers import unwrap
 
@@ -30,6 +31,7 @@ def iterate_average(model: nn.Module) -> AveragedModel:
 
     Source: Shamir & Zhang 2013 (arXiv 1212.1824), Section 4, with η = 8.
     """
+    check_supported(model, TO_REPLACE)
     average = AveragedModel(nn.Identity(), multi_avg_fn=_toward)
     average.module = copied(unwrap(model))  # torch itself would copy it again, and copies no pruned model
     return average

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sharding import (
+    MaxShare,
     Server,
     ShardPlanner,
     UserError,
@@ -28,7 +29,6 @@ from sharding.flower import exchange as exchange_module
 from sharding.flower.messages import content_of
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
-from sharding.rounds.aggregation.aggregate import Average
 from sharding.rounds.failures import FailureError, Kind
 from tests.sharding.flower.grid import StubGrid, make_app
 from tests.sharding.models import unchanged
@@ -44,7 +44,7 @@ def _identity(monkeypatch):
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(exchange_module, "POLL", 0.0)
-    monkeypatch.setattr("sharding.flower.strategy.sleep", lambda seconds: None)
+    monkeypatch.setattr("sharding.flower.nodes.sleep", lambda seconds: None)
 
 
 def make_model():
@@ -108,9 +108,9 @@ def test_import_without_flower_names_the_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("compression", ["float32", "int8"])
-@pytest.mark.parametrize("max_share", [1.0, 0.4])
-def test_strategy_with_adamw_on_nodes_equals_server_round(compression, max_share):
-    ours, theirs = server_of(max_share=max_share), server_of(max_share=max_share)
+@pytest.mark.parametrize("guards", [[], [MaxShare(0.4)]], ids=["plain", "capped"])
+def test_strategy_with_adamw_on_nodes_equals_server_round(compression, guards):
+    ours, theirs = server_of(guards=guards), server_of(guards=guards)
     ours.planner.compression = theirs.planner.compression = compression
     _, result, _ = run(ours, rounds=3)
 
@@ -331,25 +331,27 @@ def test_node_without_keep_ratio_is_left_out(caplog):
 def test_node_whose_report_fails_is_asked_again_after_a_minute(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
-    nodes, grid = Nodes(), StubGrid(make_app(structure_of(), train), configs() | {999: {"partition-id": 1}})
-    assert sorted(nodes.connected(grid)) == [0, 2]
+    grid = StubGrid(make_app(structure_of(), train), configs() | {999: {"partition-id": 1}})
+    nodes = Nodes(grid)
+    assert sorted(nodes.connected()) == [0, 2]
     grid.settings[999] = configs()[999]
     for clock[0], clients in ((59.0, [0, 2]), (60.0, [0, 1, 2])):
-        assert sorted(nodes.connected(grid)) == clients
+        assert sorted(nodes.connected()) == clients
 
 
 def test_node_whose_report_is_lost_is_asked_again_but_no_round_waits_twice(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
-    nodes, grid = Nodes(), StubGrid(make_app(structure_of(), train), configs())
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    nodes = Nodes(grid)
     grid.bend[999] = lambda reply: []
     seen = []
     for clock[0] in (0.0, 59.0, 60.0, 600.0):
-        seen.append((sorted(nodes.connected(grid)), nodes.waits))
+        seen.append((sorted(nodes.connected()), nodes.waits))
     assert seen == [([0, 2], True), ([0, 2], True), ([0, 2], False), ([0, 2], False)]
     del grid.bend[999]
     clock[0] = 1200.0
-    assert sorted(nodes.connected(grid)) == [0, 1, 2]
+    assert sorted(nodes.connected()) == [0, 1, 2]
     assert [node for node, _, _ in grid.pushed] == [998, 999, 1000, 999, 999]
 
 
@@ -620,9 +622,8 @@ def test_round_begins_although_a_node_restarts_again_and_again(monkeypatch):
         clock[0] += seconds
         assert clock[0] < 100
 
-    for module in ("nodes", "strategy"):
-        monkeypatch.setattr(f"sharding.flower.{module}.monotonic", lambda: clock[0])
-    monkeypatch.setattr("sharding.flower.strategy.sleep", sleep)
+    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
+    monkeypatch.setattr("sharding.flower.nodes.sleep", sleep)
     strategy, _, grid = run(server_of(), Flapping(make_app(structure_of(), train), configs()), rounds=1)
     assert clock == [60.0]
     assert strategy.failures == {}
@@ -650,27 +651,29 @@ def test_simulated_node_without_a_configuration_reports_the_given_keep_ratio():
 
 @pytest.mark.parametrize("weight", [None, 0.0, nan, "many"])
 def test_average_with_an_invalid_late_weight_rejects_the_update(weight):
-    plan = server_of().plan(RATIOS, 0)
-    average = Average(plan, None)
+    server = server_of()
+    plan = server.plan(RATIOS, 0)
+    average = server.average_as_reported(plan)
     average.add(0, unchanged(plan.shard(0)), weight)
-    aggregation = average.finish()
-    assert "its weight is" in str(aggregation.rejected[0])
-    assert aggregation.accepted == []
+    outcome = server.step(average)
+    assert "its weight is" in str(outcome.rejected[0])
+    assert outcome.accepted == []
 
 
 def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
-    plan = server_of().plan(RATIOS, 0)
+    server = server_of(guards=[MaxShare(0.6)])
+    plan = server.plan(RATIOS, 0)
     spoiled = unchanged(plan.shard(2))
-    late, early = Average(plan, None, max_share=0.6), Average(plan, {0: 1.0, 1: 9.0}, max_share=0.6)
+    late, early = server.average_as_reported(plan), server.average(plan, {0: 1.0, 1: 9.0})
     for average in (late, early):
         for client, weight in ((0, 1.0), (1, 9.0)):
             update = unchanged(plan.shard(client))
             moved = {name: value + 1 + client for name, value in update.dense.items()}
             average.add(client, replace(update, dense=moved), weight)
     late.add(2, replace(spoiled, dense={name: value * nan for name, value in spoiled.dense.items()}), 1e9)
-    ours, theirs = late.finish(), early.finish()
-    assert ours.accepted == theirs.accepted == [0, 1]
-    assert all(torch.equal(value, theirs.delta[name]) for name, value in ours.delta.items())
+    (ours, late_outcome), (theirs, early_outcome) = late.finish(), early.finish()
+    assert late_outcome.accepted == early_outcome.accepted == [0, 1]
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_shard_of_another_structure_fails_with_the_difference():

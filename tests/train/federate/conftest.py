@@ -10,5 +10,5 @@ def no_waiting(monkeypatch):
     ticks = iter(range(10**6))
     for module in (roster, exchange, nodes):
         monkeypatch.setattr(module, "monotonic", lambda: next(ticks) / 100)
-    for module in (roster, exchange):
+    for module in (nodes, exchange):
         monkeypatch.setattr(module, "sleep", lambda seconds: None)

@@ -10,14 +10,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from sharding import Shard
 from sharding.flower.messages import pack
 from train.federate import client_app
+from train.federate.messages import digest_of
 
 
 def main(data: str, *orders: str) -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     context = Context(1, 1, {"partition-id": 0, "data": data}, RecordDict(), {})
     for config, shard in zip(orders[::2], orders[1::2], strict=True):
-        values = ConfigRecord({"round": 0, "lr": 0.1, "config": config})
-        content = RecordDict({"arrays": pack(Shard.from_bytes(Path(shard).read_bytes())), "config": values})
+        values = ConfigRecord({"round": 0, "lr": 0.1, "digest": digest_of(config)})
+        content = RecordDict({"run": ConfigRecord({"configuration": config}), "config": values})
+        content["arrays"] = pack(Shard.from_bytes(Path(shard).read_bytes()))
         message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
         del content
         assert "arrays" in client_app.app(message, context).content

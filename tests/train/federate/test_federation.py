@@ -21,7 +21,6 @@ from train.engines import Reply, SequentialEngine
 from train.federate import launch
 from train.federate.keys import write_node_key
 from train.federate.roster import Timeouts
-from train.federate.server_app import read
 from train.federate.supervisor import Processes
 from train.rounds import run_rounds
 from train.run import run
@@ -121,8 +120,7 @@ def with_participation(config, failing):
 
 
 def federation(small, tmp_path, nodes, timeouts, *overrides):
-    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *overrides], nodes, timeouts)
-    config = read(settings)
+    config, settings = launch.configure(small, [f"output={tmp_path / 'run'}", *overrides], nodes, timeouts)
     return config, launch.lay_out(config, settings)
 
 

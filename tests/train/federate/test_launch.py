@@ -24,7 +24,7 @@ QUICKSTART = "configs/quickstart.yaml"
 
 
 def read_for(nodes, *overrides):
-    return read(launch.settings_of(QUICKSTART, overrides, nodes, Timeouts(60.0, 60.0)))
+    return launch.configure(QUICKSTART, overrides, nodes, Timeouts(60.0, 60.0))[0]
 
 
 def test_directories_of_federations_and_runs_differ():
@@ -33,8 +33,9 @@ def test_directories_of_federations_and_runs_differ():
     assert len({*directories}) == 4
     assert {directory.parent for directory in directories} == {Path("runs").resolve()}
     for output in ("/tmp/own", "/tmp/\N{ROCKET}"):
-        settings = launch.settings_of(QUICKSTART, [f"output={output}"], 2, Timeouts(60.0, 60.0))
-        assert read(tomllib.loads(launch._toml(settings))).directory == Path(output)
+        config, settings = launch.configure(QUICKSTART, [f"output={output}"], 2, Timeouts(60.0, 60.0))
+        assert config.directory == Path(output)
+        assert read(tomllib.loads(launch._toml(settings))) == config
 
 
 def test_launch_with_an_impossible_folder_raises(tmp_path):
@@ -53,8 +54,7 @@ def test_refused_federation_leaves_nothing(tmp_path, monkeypatch, capsys, output
 
 
 def test_second_federation_in_a_directory_is_refused(tmp_path):
-    settings = launch.settings_of(QUICKSTART, [f"output={tmp_path}"], 2, Timeouts(60.0, 60.0))
-    config = read(settings)
+    config, settings = launch.configure(QUICKSTART, [f"output={tmp_path}"], 2, Timeouts(60.0, 60.0))
     with lock(tmp_path / LOCK_FILE):
         launch.lay_out(config, settings)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

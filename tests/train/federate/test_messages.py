@@ -19,7 +19,9 @@ def shard():
 )
 def test_read_config_of_config_text_is_equal(config, words):
     sent = config(*words)
-    assert read_config(config_text(sent)) == sent.model_copy(update={"output": None})
+    received = read_config(config_text(sent))
+    assert received == sent.model_copy(update={"output": None})
+    assert read_config(config_text(received)) is received  # a node parses it once
 
 
 def test_read_reply_has_the_update_and_a_finite_loss(shard):

@@ -16,7 +16,6 @@ from train.federate import launch
 from train.federate.launch import LOOPBACK, Deployment
 from train.federate.roster import Timeouts
 from train.federate.server_app import ROOT
-from train.federate.server_app import read as read_settings
 from train.federate.supervisor import Processes
 from train.run import run
 
@@ -55,8 +54,8 @@ def other_version(folder):
 def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(small, tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:9")  # where nobody answers
-    settings = launch.settings_of(small, [f"output={tmp_path / 'run'}", *WIDE], 2, Timeouts(PATIENCE, PATIENCE))
-    config = read_settings(settings)
+    timeouts = Timeouts(PATIENCE, PATIENCE)
+    config, settings = launch.configure(small, [f"output={tmp_path / 'run'}", *WIDE], 2, timeouts)
     deployment = launch.lay_out(config, settings)
     with Processes(deployment.folder / "logs") as processes:
         launch.start_server(processes, deployment)

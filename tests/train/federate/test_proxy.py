@@ -10,7 +10,6 @@ from tests.train.federate.stranger import move_in, tries_all
 from tests.train.runs import PATIENCE, wait_until
 from train.federate import launch
 from train.federate.roster import Timeouts
-from train.federate.server_app import read
 from train.federate.supervisor import Processes
 
 pytestmark = [
@@ -46,10 +45,8 @@ def calls(folder, path):
 
 
 def test_proxy_of_the_guide_admits_only_nodes_with_a_key(tmp_path):
-    settings = launch.settings_of(
-        "configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, Timeouts(PATIENCE, PATIENCE)
-    )
-    config = read(settings)
+    timeouts = Timeouts(PATIENCE, PATIENCE)
+    config, settings = launch.configure("configs/quickstart.yaml", [f"output={tmp_path / 'run'}"], 2, timeouts)
     deployment, proxy, stranger = launch.lay_out(config, settings), tmp_path / "proxy", tmp_path / "stranger"
     with Processes(deployment.folder / "logs") as processes:
         launch.start_server(processes, deployment)

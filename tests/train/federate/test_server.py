@@ -195,7 +195,7 @@ def test_first_node_info_of_a_client_is_kept(config, caplog):
     nodes.settings[107] = nodes.settings[107] | {"keep-ratio": 0.9}
     roster, _ = server_app.recall(ours)
     known = waiting.Roster(nodes, ours, Timeouts(0.5, 0.5), roster)
-    assert sorted(known.online()) == [0, 2, 3]
+    assert sorted(known.connected()) == [0, 2, 3]
     assert "but this run began with" in caplog.text
 
 
@@ -205,7 +205,7 @@ def test_node_with_an_invalid_info_is_refused_with_the_reason(config, caplog, wr
     nodes = Nodes(settings(ours) | {500: wrong})
     known = waiting.Roster(nodes, ours, Timeouts(0.5, 0.5))
     known.gather()
-    assert len(known.online()) == 4
+    assert len(known.connected()) == 4
     assert "node 500 is left out" in caplog.text
 
 
@@ -217,7 +217,7 @@ def test_node_that_returns_is_invited_again(config):
     others = {node: old for node, old in grid.settings.items() if node != 107}
     for returning, there in (({107: wrong}, [0, 2, 3]), ({}, [0, 2, 3]), ({107: right}, [0, 1, 2, 3])):
         grid.settings = others | returning
-        assert [sorted(known.online()) for _ in range(2)][1] == there
+        assert [sorted(known.connected()) for _ in range(2)][1] == there
 
 
 def test_resumed_federation_leaves_the_device_to_nodes(config):
@@ -225,12 +225,26 @@ def test_resumed_federation_leaves_the_device_to_nodes(config):
     for rounds in (1, 2):
         grid = Nodes(settings(ours))
         server_app.train(ours.model_copy(update={"rounds": rounds}), grid, Timeouts(0.5, 0.5))
-        told += [message.content["config"]["config"] for message in grid.sent]
+        told += [message.content["run"]["configuration"] for message in grid.sent if "run" in message.content]
     assert {read_config(text).device for text in told} == {"auto"}
 
 
+def test_configuration_is_sent_once_to_a_node_and_again_if_it_is_lost(config, tmp_path):
+    ours = config("clients.per_round=4", "rounds=3")
+    nodes = Nodes(settings(ours))
+
+    def forget(metrics):
+        if metrics["round"] == 0:
+            nodes.states[107].clear()
+
+    over(ours, nodes, forget)
+    sent = [(node, kind) for node, kind, content in nodes.pushed if "run" in content]
+    assert sent == [*((node, "query") for node in (100, 107, 114, 121)), (107, "train")]
+    assert_same(ours.directory, alone(ours, tmp_path / "alone").directory)
+
+
 def numbers(roster):
-    return {client: node.id for client, node in roster.online().items()}
+    return {client: node.id for client, node in roster.connected().items()}
 
 
 def test_second_node_of_a_client_is_refused(config, caplog):
@@ -240,7 +254,7 @@ def test_second_node_of_a_client_is_refused(config, caplog):
     known.gather()
     first = grid.settings.pop(100)
     grid.settings[500] = dict(first)
-    assert sorted(known.online()) == [1, 2, 3]
+    assert sorted(known.connected()) == [1, 2, 3]
     assert "node 500 is left out: it claims client 0, which belongs to node 100" in caplog.text
     grid.settings[100] = first
     assert numbers(known) == {0: 100, 1: 107, 2: 114, 3: 121}
@@ -263,7 +277,7 @@ def test_restarted_server_keeps_the_key_of_a_client(config, caplog):
     grid = keyed(ours, first=10**9)
     grid.keys |= {10**9: b"another", 5: b"key 0"}
     known = resumed(ours, grid)
-    assert sorted(known.online()) == [1, 2, 3]
+    assert sorted(known.connected()) == [1, 2, 3]
     assert "client 0, which belongs to another key in this run" in caplog.text
     grid.settings[5] = grid.settings[10**9]
     assert numbers(known)[0] == 5
@@ -353,7 +367,7 @@ def test_resumed_federation_waits_for_nodes_until_the_timeout(config, caplog):
     roster, _ = server_app.recall(ours)
     known = waiting.Roster(Late(settings(ours)), ours, Timeouts(0.5, 0.5), dict(roster))
     known.gather()
-    assert sorted(known.online()) == [0, 1, 2, 3]
+    assert sorted(known.connected()) == [0, 1, 2, 3]
     few = waiting.Roster(Nodes(settings(ours, count=3)), ours, Timeouts(0.5, 0.5), dict(roster))
     few.gather()
     assert "clients 3 are missing" in caplog.text

@@ -1,4 +1,4 @@
-"""Select the layers of a model to shard: every affine layer that the caller or the model does not keep dense.
+"""Which layers of a model are sharded: every affine layer that the caller or the model does not keep dense.
 
 Only this module decides. The planner asks it for the server's model, `factorize` for any model.
 """
@@ -12,9 +12,9 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from sharding.errors import UserError, join_first
-from sharding.factorization.support import ModelContext, reason_unsupported
+from sharding.factorization.support import LAYERS, TO_LIST, Candidate, ModelContext, check_supported, find_sentence
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
-from sharding.modules.wrappers import get_submodule, named_modules, refuse_scripted, unwrap
+from sharding.modules.wrappers import get_submodule, named_modules, unwrap
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Patterns = Pattern | Iterable[Pattern]
@@ -23,23 +23,22 @@ PACKED = "nn.MultiheadAttention packs its projections in one bare weight; call s
 
 
 @dataclass(frozen=True)
-class Selection:
+class SortedLayers:
     """Which layers are sharded, and why the others are not.
 
     Attributes:
-        layers: to be sharded, by name, in order of registration.
+        shardable: to be sharded, by name, in order of registration.
         skipped: layers that the caller or the model keeps dense, with the pattern that matched.
         unsupported: layers that cannot be sharded, with the reason; layers of one kind share one reason.
     """
 
-    layers: dict[str, nn.Module]
+    shardable: dict[str, nn.Module]
     skipped: dict[str, str]
     unsupported: dict[str, str]
 
 
-def select(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Selection:
+def sort_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> SortedLayers:
     """Decide which layers are sharded; see `shardable_layers` for the arguments."""
-    refuse_scripted(model)
     modules = dict(named_modules(model))
     context = ModelContext(model)
     demanded = matching(model, [name for name, module in modules.items() if is_on_demand(module)], also, "also")
@@ -53,10 +52,12 @@ def select(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> Sele
     skipped |= _match_skip(model, list(attentions), set(attentions), skip)
     candidates |= attentions
     reasons = {
-        name: reason_unsupported(name, module, context) for name, module in candidates.items() if name not in skipped
+        name: find_sentence(LAYERS, Candidate(name, module, context))
+        for name, module in candidates.items()
+        if name not in skipped
     }
-    layers = {name: candidates[name] for name, reason in reasons.items() if reason is None}
-    return Selection(layers, skipped, {name: reason for name, reason in reasons.items() if reason is not None})
+    shardable = {name: candidates[name] for name, reason in reasons.items() if reason is None}
+    return SortedLayers(shardable, skipped, {name: reason for name, reason in reasons.items() if reason is not None})
 
 
 def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> dict[str, nn.Module]:
@@ -79,13 +80,15 @@ def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = (
         also: layers to shard that stay dense by default, as embeddings do; patterns as for `skip`.
 
     Raises:
-        UserError: a pattern matches nothing, or the model has an `nn.MultiheadAttention` that has yet to be unpacked.
+        UserError: a pattern matches nothing, the model is scripted, or it has an `nn.MultiheadAttention` that has yet
+            to be unpacked.
     """
-    selection = select(model, skip, also)
+    check_supported(model, TO_LIST)
+    layers = sort_layers(model, skip, also)
     if packed := packed_attention(model, skip):
         names = join_first([name or "the model itself" for name in packed])
         raise UserError(f"cannot factorize {names}: {PACKED}, or keep it dense with skip=[…]")
-    return selection.layers
+    return layers.shardable
 
 
 def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
