@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from sharding.client_sampling import Participation
@@ -132,7 +133,8 @@ def measure(
     num_samples, profiles = experiment.num_samples, experiment.sampler.population.profiles
     accepted = [client for client in outcome.accepted if client in losses]
     samples = sum(num_samples[client] for client in accepted)
-    loss = sum(float(losses[client]) * num_samples[client] for client in accepted)
+    values = torch.stack([losses[client] for client in accepted]).tolist() if accepted else []  # in one transfer
+    loss = sum(value * num_samples[client] for client, value in zip(accepted, values, strict=True))
     reasons = dict(selection.rejected) | outcome.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}
     absent = {client for client, failure in failures.items() if failure.kind == Kind.ABSENT}

@@ -1,6 +1,6 @@
 """Decompose sharded layers: the weight W of a dense layer, or the product L = UVᵀ of a factorized one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -10,6 +10,7 @@ from sharding.errors import UserError
 from sharding.layers import FactorizedLayer, as_blocks, num_blocks, padding_row
 from sharding.matrices.product import ProductDecomposition, decompose_product
 from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape, map_threads
+from sharding.modules.finite import first_flagged
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import full_tensor
 
@@ -56,16 +57,23 @@ def check_layers(layers: Mapping[str, nn.Module]) -> None:
         UserError: a weight or factor has NaN or Inf, or a factorized layer has multipliers other than 1, as that of a
             client.
     """
+    check_matrices(_named_matrices(layers))
+    factorized = {name: layer for name, layer in layers.items() if isinstance(layer, FactorizedLayer)}
+    scaled = [(name, (layer.multipliers != 1).any()) for name, layer in factorized.items()]
+    if (name := first_flagged(scaled)) is not None:
+        raise UserError(
+            f"layer {name} has multipliers other than 1, as a client's; the server's model comes from factorize"
+        )
+
+
+def _named_matrices(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the matrix of every dense layer and both factors of every other, whole, one at a time."""
     for name, layer in layers.items():
         if isinstance(layer, FactorizedLayer):
-            check_matrices({name: full_tensor(layer.u)})
-            check_matrices({name: full_tensor(layer.v)})
-            if not bool((layer.multipliers == 1).all()):
-                raise UserError(
-                    f"layer {name} has multipliers other than 1, as a client's; the server's model comes from factorize"
-                )
+            yield name, full_tensor(layer.u)
+            yield name, full_tensor(layer.v)
         else:
-            check_matrices({name: _blocks(layer)})
+            yield name, _blocks(layer)
 
 
 def decompose_layers(
@@ -93,9 +101,10 @@ def decompose_layers(
     batches = group_by_shape(
         {name: layer.u if isinstance(layer, FactorizedLayer) else _blocks(layer) for name, layer in layers.items()}
     )
+    devices = {part.device for layer in layers.values() for part in layer.parameters()}
     results = {
         name: result
-        for names, of_names in zip(batches, map_threads(of_batch, batches), strict=True)
+        for names, of_names in zip(batches, map_threads(of_batch, batches, devices), strict=True)
         for name, result in zip(names, of_names, strict=True)
     }
     return {name: results[name] for name in layers}

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from sharding.errors import UserError
+from sharding.modules.finite import first_flagged
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -113,15 +114,15 @@ def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     Raises:
         UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
-    check_matrices(matrices)
+    check_matrices(matrices.items())
 
     def spectra_of(names: list[str]) -> list[Spectrum]:
         return [decomposition.keep() for decomposition in decompose_batch([matrices[name] for name in names])]
 
-    batches = group_by_shape(matrices)
+    batches, devices = group_by_shape(matrices), {matrix.device for matrix in matrices.values()}
     spectra = {
         name: spectrum
-        for names, results in zip(batches, map_threads(spectra_of, batches), strict=True)
+        for names, results in zip(batches, map_threads(spectra_of, batches, devices), strict=True)
         for name, spectrum in zip(names, results, strict=True)
     }
     return {name: spectra[name] for name in matrices}
@@ -137,7 +138,7 @@ def largest_terms(matrix: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
     Returns:
         u' (blocks·out, n) and v' (blocks·in, n), by non-increasing magnitude.
     """
-    check_matrices({"": matrix})
+    check_matrices([("", matrix)])
     spectrum = decompose_batch([matrix])[0].keep(torch.arange(num_terms, device=matrix.device))
     return spectrum.u, spectrum.v
 
@@ -154,10 +155,21 @@ def group_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
     return sorted(batches.values(), key=lambda names: -matrices[names[0]].numel())
 
 
-def map_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterable[Result]:
-    """Map a function over items on as many threads as torch may use, each computing with one; keep the order."""
+def map_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], devices: Iterable[torch.device]
+) -> Iterable[Result]:
+    """Map a function over items on as many threads as torch may use, each computing with one; keep the order.
+
+    Threads serve the CPU only. Another device is kept busy by one, and several that call `torch.linalg` there first, at
+    the same time, fail.
+
+    Args:
+        function: of an item.
+        items: in order.
+        devices: that the function computes on.
+    """
     threads = torch.get_num_threads()
-    if min(threads, len(items)) < 2:
+    if min(threads, len(items)) < 2 or any(device.type != "cpu" for device in devices):
         yield from map(function, items)
         return
     torch.set_num_threads(1)
@@ -186,19 +198,28 @@ def decompose_batch(matrices: Sequence[Tensor]) -> list[Decomposition]:
     return decompositions
 
 
-def check_matrices(matrices: Mapping[str, Tensor]) -> None:
+def check_matrices(matrices: Iterable[tuple[str, Tensor]]) -> None:
     """Check that matrices have singular terms to share.
+
+    Args:
+        matrices: each with the name of its layer, or none; read one after the other.
 
     Raises:
         UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
-    for name, matrix in matrices.items():
-        what = f"layer {name}: its weight" if name else "the matrix"
+    spoiled = []
+    for name, matrix in matrices:
         if matrix.dim() not in (2, 3) or not matrix.is_floating_point():
             kind = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
-            raise UserError(f"{what} is {kind}; a matrix of real floating-point numbers is needed")
-        if not bool(matrix.isfinite().all()):
-            raise UserError(f"{what} has NaN or Inf; training diverged, so lower the learning rate or the clip")
+            raise UserError(f"{_described(name)} is {kind}; a matrix of real floating-point numbers is needed")
+        spoiled.append((name, ~matrix.isfinite().all()))
+    if (found := first_flagged(spoiled)) is not None:
+        reason = "training diverged, so lower the learning rate or the clip"
+        raise UserError(f"{_described(found)} has NaN or Inf; {reason}")
+
+
+def _described(name: str) -> str:
+    return f"layer {name}: its weight" if name else "the matrix"
 
 
 def _factors(flat: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

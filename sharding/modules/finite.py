@@ -1,6 +1,6 @@
 """Find tensors with NaN or Inf, and compute with types that have no arithmetic."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
         return None
     finite = [bool(tensor.isfinite().all()) for tensor in values]  # a sum may overflow by itself
     return next((name for name, fine in zip(tensors, finite, strict=True) if not fine), None)
+
+
+def first_flagged(flags: Sequence[tuple[str, Tensor]]) -> str | None:
+    """Return the first name whose flag, a boolean scalar, is set; all are read in one transfer from their device."""
+    if not flags:
+        return None
+    device = flags[0][1].device
+    values = torch.stack([flag.to(device) for _, flag in flags]).tolist()
+    return next((name for (name, _), is_set in zip(flags, values, strict=True) if is_set), None)
 
 
 def computable(tensor: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from sharding import (
     init_empty,
 )
 from sharding.factorization import num_terms
+from sharding.layers import decomposition
 from sharding.rng import generator
 from sharding.terms.designs import fit
 from tests.sharding.models import make_net, make_plan, spectra_of
@@ -235,6 +236,15 @@ def test_plan_of_a_model_on_meta_raises():
         skeleton = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
     with pytest.raises(UserError, match=r"0\.weight is on the meta device"):
         ShardPlanner().plan(skeleton, {0: 0.5})
+
+
+def test_plan_starts_threads_by_the_devices_of_its_layers(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        decomposition, "map_threads", lambda function, items, devices: seen.append(devices) or map(function, items)
+    )
+    make_plan(make_net(), {0: 0.5})
+    assert seen == [{torch.device("cpu")}]
 
 
 def test_round_without_clients_changes_nothing():

@@ -1,11 +1,14 @@
 """Decomposition against torch's SVD, and spectra whose squares would lose precision."""
 
+import threading
+
 import pytest
 import torch
 
 from sharding.matrices.spectrum import compose, decompose, decompose_batch, map_threads
 from tests.sharding.models import decompose_one
 
+CPU = torch.device("cpu")
 SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]
 
 
@@ -141,5 +144,12 @@ def test_map_threads_with_an_error_raises_and_restores_num_threads(two_threads):
         raise ValueError(name)
 
     with pytest.raises(ValueError, match="a"):
-        list(map_threads(fails, ["a", "b"]))
+        list(map_threads(fails, ["a", "b"], [CPU]))
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("devices", "threaded"), [([CPU], True), ([CPU, torch.device("meta")], False)])
+def test_map_threads_starts_threads_for_the_cpu_only(two_threads, devices, threaded):
+    """On a GPU, several threads that call `torch.linalg` first at the same time fail."""
+    used = set(map_threads(lambda _: threading.get_ident(), range(4), devices))
+    assert (threading.get_ident() not in used) is threaded

@@ -107,9 +107,10 @@ class Config(Section):
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Models to train at once, by name. Each has the keys in which it differs from this configuration."""
     engine: str = "auto"
-    """How clients are trained: `sequential`, in `processes`, one per core or GPU, or by `ray` on a cluster.
+    """How clients are trained: `sequential`, side by side on one GPU in `lanes`, in `processes`, one per core or GPU,
+    or by `ray` on a cluster.
 
-    All give the same bits. `auto` chooses one of the first two.
+    On a CPU all give the same bits. `auto` chooses one of the first three.
     """
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, or one of several GPUs, as `cuda:1`."""

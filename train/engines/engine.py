@@ -1,10 +1,12 @@
 """The interface of an engine."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,14 @@ class Reply:
     update: Update | None
     loss: Tensor | None
     failure: Failure | None = None
+
+    @classmethod
+    def of_error(cls, client: Client, round: int, error: Exception) -> Self:
+        """Return the reply of a client whose training failed, which never stops a round; log the reason."""
+        failure = Failure.in_training(error)
+        shown = error if log.isEnabledFor(logging.DEBUG) else None
+        log.warning("client %s failed in round %d: %s", client, round, failure, exc_info=shown)
+        return cls(None, None, failure)
 
 
 Replies = Iterable[tuple[Client, Reply]]

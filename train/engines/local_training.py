@@ -1,6 +1,6 @@
 """What a configuration says of a client's training in one round: its optimizer, batches, loss and precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
 from train.engines.memory_format import channels_last
+
+RawBatch = tuple[Tensor, Tensor]  # inputs as they are stored, and targets
 
 
 def train_locally(
@@ -39,17 +41,23 @@ def train_locally(
     """
     optimizer = make_optimizer(model, local, lr)
     optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))
-    device, low = data.targets.device, local.precision == "bfloat16"
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        inputs, targets = batch
-        with torch.autocast(device.type, torch.bfloat16, enabled=low):  # matrix products; all else stays float32
-            return LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
-
+    device = data.targets.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of("dropout", *key))
-        losses = train_model(model, _batches(data, dataset, local, key), optimizer, loss)
+        losses = train_model(model, raw_batches(data, dataset, local, key), optimizer, loss_of(dataset, local))
     return sum(losses, torch.zeros((), device=device)) / len(losses)
+
+
+def loss_of(dataset: Dataset, local: LocalConfig) -> Callable[[nn.Module, RawBatch], Tensor]:
+    """Return the function of a model and a raw batch that is minimized; it prepares the batch."""
+
+    def loss(model: nn.Module, batch: RawBatch) -> Tensor:
+        inputs, targets = channels_last(dataset.prepare(batch[0])), batch[1]
+        low = local.precision == "bfloat16"
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=low):  # matrix products; the rest stays float32
+            return LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
+
+    return loss
 
 
 def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer:
@@ -76,12 +84,9 @@ def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[in
     return Split(inputs, data.targets[order])
 
 
-def _batches(
-    data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield prepared batches; the last of an epoch may be smaller than the others."""
+def raw_batches(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Iterator[RawBatch]:
+    """Yield raw batches in order of use; the last of an epoch may be smaller than the others."""
     drawn = draw_passes(data, dataset, local, key)
     length = len(data) if local.steps is None else len(drawn)
     for inputs, targets in zip(drawn.inputs.split(length), drawn.targets.split(length), strict=True):
-        for batch, labels in zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True):
-            yield channels_last(dataset.prepare(batch)), labels
+        yield from zip(inputs.split(local.batch_size), targets.split(local.batch_size), strict=True)

@@ -3,20 +3,16 @@
 Shards are copied into the resident model, so memory does not grow with the number of clients.
 """
 
-import logging
 from copy import deepcopy
 
 from torch import Tensor, nn
 
 from sharding import Plan, Shard, client_model
-from sharding.rounds.failures import Failure
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
-
-log = logging.getLogger(__name__)
 
 UnsentBuffer = tuple[nn.Module, str, Tensor | None]  # its module, name and value
 
@@ -44,11 +40,8 @@ class SequentialEngine(Engine):
             key, lr = (job.seed, round, client), job.lr(client, lr)
             loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, shard.clip, key)
             return Reply(shard.read_from(model), loss)
-        except Exception as error:  # a client's failure never stops a round
-            failure = Failure.in_training(error)
-            debugged = log.isEnabledFor(logging.DEBUG)
-            log.warning("client %s failed in round %d: %s", client, round, failure, exc_info=debugged)
-            return Reply(None, None, failure)
+        except Exception as error:
+            return Reply.of_error(client, round, error)
 
     def resident(self, shard: Shard) -> nn.Module:
         """Return the model that shards of this one's keep ratio are trained in, with unsent buffers as in a new one."""

@@ -7,7 +7,7 @@ values are checked last. The values of the multipliers are not checked, since th
 import torch
 from torch import Tensor
 
-from sharding.modules.finite import find_nonfinite
+from sharding.modules.finite import find_nonfinite, first_flagged
 from sharding.modules.state import is_variance
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.shard import Shard, Update
@@ -22,8 +22,7 @@ def find_spoiled(returned: Update) -> Failure | None:
         return Failure(Kind.NOT_FINITE, f"NaN or Inf in {name}")
     if returned.changes:  # the variance itself is known only when the changes are averaged
         return None
-    variances = {name: variance for name, variance in returned.dense.items() if is_variance(name)}
-    low = next((name for name, variance in variances.items() if bool((variance < 0).any())), None)
+    low = first_flagged([(name, (part < 0).any()) for name, part in returned.dense.items() if is_variance(name)])
     return None if low is None else Failure(Kind.MALFORMED, f"a variance below 0 in {low}")
 
 
