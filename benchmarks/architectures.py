@@ -6,6 +6,8 @@ passes, so other load on the machine affects neither. Weights are random, widths
 fewer layers, which are alike.
 
     python benchmarks/architectures.py [results/architectures/ratios.json] [--seconds 2] [--only t5]
+
+`unet` needs diffusers.
 """
 
 import argparse
@@ -13,13 +15,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own library
 
-import diffusers
 import timm
 import torch
 import transformers as hf
@@ -52,7 +55,9 @@ MODELS: dict[str, Callable[[], Case]] = {
     "resnet": lambda: (timm.create_model("resnet50"), IMAGE),
     "convnext": lambda: (timm.create_model("convnext_tiny"), IMAGE),
     "unet": lambda: (
-        diffusers.UNet2DModel(sample_size=32, block_out_channels=(128, 256, 256, 256), layers_per_block=1),
+        import_module("diffusers").UNet2DModel(
+            sample_size=32, block_out_channels=(128, 256, 256, 256), layers_per_block=1
+        ),
         {"sample": torch.randn(2, 3, 32, 32), "timestep": torch.tensor([1, 2])},
     ),
     "whisper": lambda: (
@@ -134,6 +139,8 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=2.0, help="of each model and pass (default: 2)")
     parser.add_argument("--only", choices=MODELS, nargs="+", default=list(MODELS))
     args = parser.parse_args()
+    if "unet" in args.only and find_spec("diffusers") is None:
+        parser.error("unet needs a package: pip install diffusers, or choose others with --only")
     torch.set_num_threads(1)
     results = {"torch": torch.__version__, "threads": 1} | {name: compare(name, args.seconds) for name in args.only}
     print(json.dumps(results, indent=1))

@@ -24,7 +24,7 @@ SCRIPTS = [
     and path.stem != "on_pfl"  # its simulator has an environment of its own
 ]
 NEEDS = {
-    "architectures": "diffusers",
+    "architectures": "transformers",
     "deployment": "flwr",
     "federation_memory": "flwr",
     "on_flower": "flwr",

@@ -23,7 +23,7 @@ from train.config.parts import Part
 from train.config.schema import Config
 from train.data import Dataset, load_dataset
 from train.data.dataset import checked, hold_out
-from train.data.partition import Partition, choose_clients, partition
+from train.data.partition import Partition, partition
 from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
@@ -297,14 +297,6 @@ def partition_indices(config: Config, dataset: Dataset) -> Partition:
     rng = generator(config.seed_of_data, "partition")
     scheme = config.data.partition
     return partition(scheme.name, dataset, config.clients.count, rng, **scheme.options)
-
-
-def names_of_clients(config: Config, dataset: Dataset) -> list[str]:
-    """Return each client's name in the data; an empty list where they have none."""
-    if not dataset.client_names or config.data.partition.name not in ("column", "natural"):
-        return []
-    rng = generator(config.seed_of_data, "partition")
-    return [dataset.client_names[i] for i in choose_clients(len(dataset.client_names), config.clients.count, rng)]
 
 
 def partition_dataset(config: Config, dataset: Dataset) -> Shares:

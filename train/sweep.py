@@ -26,6 +26,7 @@ from train.callbacks.trackers import check_trackers
 from train.config.naming import describe
 from train.config.overrides import check_once, expand, settings
 from train.config.schema import Config, load_config
+from train.config.unread import refuse_unread
 from train.engines.processes import context_of, num_cores
 from train.run import run
 from train.rundir.directory import check_directory
@@ -73,6 +74,7 @@ def grid_configs(
         if name in configs:
             raise UserError(f"--grid has several points for the run {name}: {', '.join(point)} makes no other run")
         configs[name] = config
+    refuse_unread([*configs.values()], [*overrides, *grids])
     base = next(iter(configs.values()))
     shared = describe(base, overrides)
     into = base.output or Path("runs") / "-".join(filter(None, (base.name, "compare", shared)))

@@ -29,8 +29,10 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
             keyword arguments.
 
     Raises:
-        UserError: there are no batches, or a layer of this kind has no such moments.
+        UserError: there are no batches, a layer of this kind has no such moments, or its activations are not finite.
     """
+    if isinstance(batches, Mapping):
+        raise UserError("calibration is one dict; pass a list of such, each the keyword arguments of one batch")
     moments = {name: _empty_moment(name, layer) for name, layer in layers.items()}
     modes = [(module, module.training) for module in model.modules()]
     hooks = [
@@ -52,6 +54,13 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
             module.training = mode
     if not count:
         raise UserError(f"calibration is {safe_repr(batches)}, which has no batches; pass some inputs of the model")
+    for name, moment in moments.items():
+        if not moment.sums.isfinite().all():
+            side = "inputs" if moment.of_inputs else "outputs"
+            raise UserError(
+                f"the {side} of layer {name} had NaN or Inf in calibration; remove such batches, or calibrate in "
+                "float32 if float16 overflows"
+            )
     return moments
 
 

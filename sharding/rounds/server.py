@@ -82,7 +82,6 @@ class Server:
         guards: Sequence[Guard] = (),
     ) -> None:
         self.model, self.planner, self.averaged, self.guards = model, planner, averaged, guards
-        self._layers = planner.checked_layers(model)
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
             optimizer = SGD(parameters.values(), lr=1.0)
@@ -95,6 +94,7 @@ class Server:
         self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
         if averaged is not None and _shapes(averaged) != _shapes(model):
             raise UserError("the average is of another model; make it with iterate_average(model)")
+        self._layers = planner.checked_layers(model)
 
     @property
     def residual(self) -> Residual:

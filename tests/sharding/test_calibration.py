@@ -178,6 +178,27 @@ def test_residual_with_calibration_restores_the_outputs():
     torch.testing.assert_close(small(x), net(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_calibration_with_a_value_that_is_no_number_raises_and_names_the_layer(bad):
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8)
+    spoiled = x.clone()
+    spoiled[0, 0] = bad
+    with pytest.raises(UserError, match=r"the outputs of layer 0 had NaN or Inf in calibration; remove such batches"):
+        factorize(net, 0.25, (), calibration=[x, x, spoiled])
+
+
+def test_calibration_that_overflows_raises_and_names_the_layer():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+    net[1].weight.data.mul_(1e5)
+    with pytest.raises(UserError, match=r"the outputs of layer 1 had NaN or Inf in calibration"):
+        factorize(net.half(), 0.25, (), calibration=[torch.randn(4, 8).half() * 10])
+
+
+def test_calibration_of_one_dict_raises():
+    with pytest.raises(UserError, match="calibration is one dict; pass a list of such"):
+        factorize(nn.Sequential(nn.Linear(4, 4)), 0.25, (), calibration={"input": torch.ones(2, 4)})
+
+
 def test_calibration_without_batches_raises_and_changes_nothing():
     net = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(UserError, match=r"calibration is \[\], which has no batches; pass some inputs of the model"):

@@ -145,13 +145,14 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     with init_empty():
         structure = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
     shard = plan.shard("weak")
-    update = train_shard(structure, shard, [(torch.randn(8, 20), torch.randint(4, (8,)))], lr=0.1)
+    batches = [(torch.randn(8, 20), torch.randint(4, (8,)))]
+    update = train_shard(structure, shard, batches, lr=0.1)
     assert shard.tail
     assert find_misfit(shard, update) is None
     with pytest.raises(UserError, match="frozen tensors were returned: 2"):
         Update.from_bytes(shard.to_bytes())
     server = Server(model, ShardPlanner("top_n"))
-    result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, [], lr=0.1))
+    result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, batches, lr=0.1))
     assert result.accepted == [*RATIOS]
 
 

@@ -1,16 +1,20 @@
 """The commands of the guide on fine-tuning, on a small model and table; and what they refuse, in one line."""
 
 import logging
+import shutil
 
 import pytest
 
+from sharding import UserError
 from tests.encoder import WORDS, write_encoder, write_table
 from tests.train.runs import assert_same, cut_off_and_resumed, read
+from train import load_model
+from train.assembly import assemble
 from train.cli.commands import main
 from train.config.schema import load_config
 from train.run import run
 
-pytest.importorskip("datasets")
+pytest.importorskip("transformers")
 
 SMALL = [
     "rounds=2",
@@ -89,3 +93,29 @@ def test_finetuning_with_a_mistake_exits_with_one_line(overrides, message, words
     assert main(["run", *words(*overrides), "--quiet"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_run_has_all_of_its_model_after_the_weights_have_moved(tables, words, tmp_path):
+    weights = tmp_path / "weights"
+    shutil.copytree(tables / "weights", weights)
+    assert main(["run", *words(f"model.weights={weights}", "local.schedule=constant"), "--quiet"]) == 0
+    weights.rename(tmp_path / "moved")
+    model = load_model(tmp_path / "run")
+    assert model.class_names == ("space", "sport")
+    assert model.model.config.id2label == {0: "space", 1: "sport"}
+    resumed = [f"model.weights={tmp_path / 'moved'}", "local.schedule=constant", "rounds=3"]
+    assert main(["run", *words(*resumed), "--resume", "--quiet"]) == 0
+    assert len(read(tmp_path / "run")) == 3
+
+
+def test_model_that_reads_what_it_predicts_is_refused(tables, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tables / "weights")
+    sizes = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 24, "vocab_size": len(tokenizer)}
+    transformers.XLNetLMHeadModel(transformers.XLNetConfig(**sizes)).save_pretrained(tmp_path / "net")
+    tokenizer.save_pretrained(tmp_path / "net")
+    table = f"data={{name: files, train: {tables / 'news.csv'}, test_fraction: 0.2, max_length: 6, partition: iid}}"
+    model = f"model={{name: transformers, weights: {tmp_path / 'net'}, task: causal_lm}}"
+    config = load_config("configs/finetune.yaml", [model, table, "clients={count: 2, per_round: 2}"])
+    with pytest.raises(UserError, match="the model transformers reads the tokens that it predicts"):
+        assemble(config)

@@ -190,13 +190,13 @@ def test_resume_with_options_that_change_no_result_continues(tmp_path):
     check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
 
 
-@pytest.mark.parametrize("key", ["samples", "classes"])
+@pytest.mark.parametrize("key", ["samples", "classes", "digest"])
 def test_resume_with_other_data_is_refused(key, tmp_path):
     run(tiny(tmp_path, *OPTIONS))
     (tmp_path / MODEL_FILE).unlink()  # so that it has not finished
     path = tmp_path / CLIENTS_FILE
     clients = json.loads(path.read_text())
-    clients["quickstart"][key].reverse()
+    clients["quickstart"][key] = clients["quickstart"][key][::-1]
     path.write_text(json.dumps(clients))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with pytest.raises(UserError, match="was started with other data than the present quickstart"):

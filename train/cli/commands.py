@@ -24,6 +24,7 @@ from train.cli.progress import RoundProgress, sweep_missing
 from train.config.naming import with_directory
 from train.config.registries import import_parts
 from train.config.schema import Config, load_config
+from train.config.unread import refuse_unread
 from train.config.yaml_text import dump_yaml
 from train.report.frame import check_folders
 from train.report.page import write_page
@@ -101,8 +102,15 @@ def explain(error: BaseException, again: str | None) -> tuple[str, int]:
     return f"error: {type(error).__name__}: {message[:500]}; --debug shows where", 1
 
 
+def _checked(args: argparse.Namespace) -> Config:
+    """Return the configuration of one run, all of whose overrides have an effect."""
+    config = load_config(args.config, args.overrides)
+    refuse_unread([config], args.overrides)
+    return config
+
+
 def _run(args: argparse.Namespace, console: Console) -> None:
-    config = with_directory(load_config(args.config, args.overrides), args.overrides)
+    config = with_directory(_checked(args), args.overrides)
     if args.resume and not (config.directory / CONFIG_FILE).exists():
         check_directory(config, resume=True)  # it may hold other files
         log.warning("%s holds no run to resume: a new run starts there", config.directory)
@@ -157,13 +165,14 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
 
     timeouts = Timeouts(args.start_timeout, args.round_timeout)
     config, settings = configure(args.config, args.overrides, args.nodes, timeouts)
+    refuse_unread([config], args.overrides)
     with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
         federate(config, settings, partial(progress.show, 0), args.resume)
     _report_run(config, bool(progress.idle), args.line, console)
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
-    config = load_config(args.config, args.overrides)
+    config = _checked(args)
     into = config.output or Path("runs")
     check_writable(into)
     for line in inspect_partition(config, into):
@@ -171,7 +180,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
 
 
 def _config(args: argparse.Namespace, console: Console) -> None:
-    config = load_config(args.config, args.overrides)
+    config = _checked(args)
     text = dump_yaml(config.model_dump(mode="json", exclude={"output"} if config.output is None else None))
     if config.output is None:  # a directory in the file would also be that of other settings
         text += f"# output: {with_directory(config, args.overrides).directory}\n"

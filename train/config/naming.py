@@ -9,10 +9,12 @@ from train.config.parts import Part
 from train.config.schema import Config, is_named
 from train.config.values import Section
 
-# Keys that no result depends on: a run can be resumed with other values. A check compares the data.
-RESUMABLE_KEYS = frozenset({"engine", "tracker", "checkpoint_every", "data.root", "data.download"})
+_FREE_KEYS = frozenset({"engine", "tracker", "checkpoint_every", "data.root", "data.download"})
+# Keys with which a run can be resumed: no result depends on them, or they name what may have moved. A checkpoint has
+# the weights, and a check compares the data.
+RESUMABLE_KEYS = _FREE_KEYS | {"model.weights", "data.tokenizer"}
 # Keys that do not change the experiment: they are not in directory names, and reports average over such runs.
-NON_EXPERIMENT_KEYS = RESUMABLE_KEYS | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
+NON_EXPERIMENT_KEYS = _FREE_KEYS | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
 LONGEST = 60  # characters of the settings in a directory's name
 
 

@@ -152,6 +152,12 @@ def choose_clients(available: int, count: int, rng: np.random.Generator) -> np.n
     return np.sort(rng.choice(available, count, replace=False))
 
 
+def client_names(scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Generator) -> list[str]:
+    """Return each client's name in the data, for the same arguments as `partition`; an empty list without names."""
+    names = dataset.client_names if scheme in ("column", "natural") else ()
+    return [names[client] for client in choose_clients(len(names), num_clients, rng)] if names else []
+
+
 def by_column(dataset: Dataset, num_clients: int, rng: np.random.Generator, *, column: str) -> Partition:
     """Make each value in a column of `files` a client; if fewer are needed, choose at random.
 

@@ -11,7 +11,6 @@ import gzip
 import json
 import logging
 import re
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from sharding.errors import UserError, join_first, safe_repr
 from sharding.rounds.failures import one_line
 from train.data.images import is_image
 
-EXTRA = "pip install 'spectral-sharding[transformers]'"
 HIDDEN = (".", "__")  # how names begin that notebooks and file managers leave behind
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 
@@ -263,7 +261,7 @@ def _opened(path: Path, encoding: str) -> TextIO:
 
 def _read_csv(path: Path, wanted: Sequence[str], separator: str | None, encoding: str) -> Table:
     """Read a csv file; an empty field is a missing value."""
-    csv.field_size_limit(sys.maxsize)  # a text may be long
+    csv.field_size_limit(2**31 - 1)  # a text may be long
     separator = separator or ("\t" if _kind(path) == ".tsv" else ",")
     with _opened(path, encoding) as file:
         lines = csv.reader(file, delimiter=separator, strict=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from models.hub import reading
 from sharding.errors import UserError, safe_repr
 from train.data.dataset import Partition, Split
-from train.data.rows import EXTRA
 
+EXTRA = "pip install 'spectral-sharding[transformers]'"
 IGNORED = -100  # target after the end of a block's text
 
 

@@ -18,6 +18,7 @@ from train.assembly import Clients, build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
+from train.data import Dataset
 from train.data.shares import Shares
 from train.experiment import Experiment
 from train.federate.nodes_engine import NodesEngine
@@ -128,10 +129,7 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
-    sent = config.model_copy(update={"device": device or config.device})
-    if config.data.takes("shape") and len(dataset.input_shape) == 3:  # a node's images may be gray, or of another size
-        sent = sent.model_copy(update={"data": config.data.model_copy(update={"shape": dataset.input_shape})})
-    roster = Roster(grid, sent, timeouts, *recall(config))
+    roster = Roster(grid, config_for_nodes(config, dataset, device), timeouts, *recall(config))
     roster.gather()
     reports: list[tuple[Client, Report]] = sorted(roster.reports.items())
     ratios = {client: report.keep_ratio for client, report in reports}
@@ -144,6 +142,17 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
     experiment = build_experiment(config, Clients(dataset, nobody, ratios, samples, partial(NodesEngine, roster)))
     experiment.node_keys = roster.node_keys()
     return experiment
+
+
+def config_for_nodes(config: Config, dataset: Dataset, device: str | None = None) -> Config:
+    """Return the configuration that the nodes get, with their device, and the shape of the server's images.
+
+    The images of a node may all be gray, or have another size.
+    """
+    changes: dict[str, Any] = {"device": device or config.device}
+    if config.data.takes("shape") and len(dataset.input_shape) == 3:
+        changes["data"] = config.data.model_copy(update={"shape": dataset.input_shape})
+    return config.model_copy(update=changes)
 
 
 def recall(config: Config) -> tuple[dict[int, Report], dict[int, str]]:

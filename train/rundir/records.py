@@ -14,12 +14,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 
 from sharding import Plan, UserError
+from sharding.rng import generator
 from sharding.rounds.diagnostics import anme
-from train.assembly import names_of_clients
 from train.config.schema import Config
 from train.config.sections import Ratio
 from train.data.dataset import digest_of
-from train.data.partition import class_counts
+from train.data.partition import class_counts, client_names
 from train.experiment import Experiment, Experiments
 from train.metrics import RoundMetrics
 from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
@@ -176,7 +176,9 @@ def _client_record(experiment: Experiment) -> dict[str, object]:
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
         owned = np.split(np.arange(len(targets)), np.cumsum(sizes)[:-1])
         classes = class_counts(owned, targets.cpu().numpy(), experiment.dataset.num_classes)
-    names = names_of_clients(experiment.config, experiment.dataset)
+    config = experiment.config
+    rng = generator(config.seed_of_data, "partition")
+    names = client_names(config.data.partition.name, experiment.dataset, config.clients.count, rng)
     return {
         "samples": sizes,
         "keep_ratios": list(experiment.keep_ratios.values()),

@@ -158,6 +158,17 @@ def test_parquet_reads_whole_floats_decimals_dates_and_categories_as_text(tmp_pa
         load(train="train.parquet", test="train.parquet")
 
 
+def test_json_that_is_no_list_of_objects_says_where(tmp_path, load):
+    for content, words in (
+        ('{\n"data": [{"text": "a"}]}', r"cannot read .*train\.json as json: line 1: .*; write an object in each line"),
+        ('{"data": [{"text": "a"}]}', r"train\.json has no column 'label', but data; set data\.label=…$"),
+        ('[{"text": "a", "label": 1}, 2]', r"row 2 is 2, not an object with names"),
+    ):
+        (tmp_path / "train.json").write_text(content)
+        with pytest.raises(UserError, match=words):
+            load(train="train.json", test="train.json")
+
+
 def test_files_that_are_compressed_or_end_in_ndjson(tmp_path, load):
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"text,label\na,x\n"))
     (tmp_path / "test.ndjson").write_text('{"text": "b", "label": "x"}\n\n')
@@ -435,6 +446,8 @@ GOOD = "text,label\na,x\nb,y\n"
         (GOOD, {"train": None, "test": None}, "needs data.train"),
         (GOOD, {"test": None}, "either data.test=… or data.test_fraction"),
         (GOOD, {"test": None, "test_fraction": 1.5}, "data.test_fraction=1.5"),
+        (GOOD, {"test_fraction": 0.2}, "data.test=… and data.test_fraction=… are both set; set one of them to null"),
+        ("text\na\n", {"task": "causal_lm", "test": None, "test_fraction": 0.2}, "needs clients with two samples"),
         (GOOD, {"classes": ("x",)}, "has the classes y, which data.classes lack"),
         (GOOD, {"classes": ("x", "y", "y")}, "data.classes names y more than once; name each class once"),
         (GOOD, {"train": "vocab.odd"}, "no file"),

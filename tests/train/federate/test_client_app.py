@@ -10,9 +10,10 @@ import torch
 from sharding import Shard, UserError
 from sharding.rounds.shard import Terms
 from train.assembly import assemble, make_model
-from train.data import DATASETS, Split, empty_dataset, load_dataset
+from train.data import DATASETS, Dataset, Split, empty_dataset, load_dataset
 from train.federate.client_app import open_data, partition_of, read_data, write_data
 from train.federate.messages import config_text, read_config
+from train.federate.server_app import config_for_nodes
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,8 +85,10 @@ def test_node_with_its_own_images_has_the_shape_that_the_server_names(config, tm
     for name in ("x/a.png", "y/b.png"):
         (tmp_path / name).parent.mkdir()
         image.new("L", (8, 8), 9).save(tmp_path / name)
-    ours = config("data={name: files, test: absent, classes: [x, y], shape: [3, 8, 8]}")
-    dataset, samples = open_data(read_config(config_text(ours)), {"partition-id": 0, "data": str(tmp_path)})
+    test = Split(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    ours = config("data={name: files, test: absent, classes: [x, y]}")
+    sent = config_text(config_for_nodes(ours, Dataset("files", test, test, 2, (3, 8, 8))))
+    dataset, samples = open_data(read_config(sent), {"partition-id": 0, "data": str(tmp_path)})
     assert dataset.input_shape == (3, 8, 8)
     assert samples.inputs[0, :, 0, 0].tolist() == [9, 9, 9]
 
