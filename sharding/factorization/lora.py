@@ -29,7 +29,7 @@ from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
-from sharding.modules.finite import find_nonfinite
+from sharding.matrices.values import find_nonfinite
 from sharding.modules.wrappers import (
     full_tensor,
     get_submodule,

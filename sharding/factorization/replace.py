@@ -20,8 +20,8 @@ from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, coun
 from sharding.factorization.unpack import pack, replace_modules, unpack
 from sharding.layers import FactorizedLayer, factorized_type
 from sharding.matrices.quantization import Format, check_format
+from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import copied, tensors
-from sharding.modules.finite import find_nonfinite
 from sharding.modules.wrappers import get_submodule, named_modules
 
 

@@ -19,7 +19,7 @@ from sharding.layers import FactorizedLayer, factorized_type, num_blocks, paddin
 from sharding.layers.attention import reason_against_unpacking
 from sharding.layers.base import FACTORS
 from sharding.layers.decomposition import form_of
-from sharding.modules.state import as_real
+from sharding.matrices.values import as_real
 from sharding.modules.wrappers import has_own_forward, is_distributed, key, named_modules, named_state
 from sharding.transport.serialize import TYPES
 

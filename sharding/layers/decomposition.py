@@ -10,7 +10,7 @@ from sharding.errors import UserError
 from sharding.layers import FactorizedLayer, as_blocks, num_blocks, padding_row
 from sharding.matrices.product import ProductDecomposition, decompose_product
 from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape, map_threads
-from sharding.modules.finite import first_flagged
+from sharding.matrices.values import first_flagged
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import full_tensor
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sharding.errors import UserError
-from sharding.modules.finite import first_flagged
+from sharding.matrices.values import first_flagged
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.modules.state import as_real
+from sharding.matrices.values import as_real
 from sharding.modules.wrappers import distribute_like, named_buffers, named_parameters, rebuild_wrappers, unwrap
 
 

@@ -6,9 +6,9 @@ tensor is sent as pairs of real numbers.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
+from sharding.matrices.values import as_real
 from sharding.modules.wrappers import full_tensor, key, named_buffers, named_parameters, named_state
 
 COUNTER = "num_batches_tracked"  # of a batch norm
@@ -45,11 +45,6 @@ def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapp
     }
     fixed = {layers[name] for name, parameter in parameters.items() if name in layers and not parameter.requires_grad}
     return frozenset(fixed | {name for name, tensor in dense.items() if not tensor.is_floating_point()})
-
-
-def as_real(tensor: Tensor) -> Tensor:
-    """Return a complex tensor as a view of pairs of real numbers, shape (…, 2); any other tensor unchanged."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def is_transmitted(name: str, entry: object) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sharding.modules.finite import difference
+from sharding.matrices.values import difference
 from sharding.modules.state import is_statistic
 from sharding.rounds.shard import Shard, Update
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sharding.matrices.spectrum import Spectrum
-from sharding.modules.finite import computable
+from sharding.matrices.values import computable
 from sharding.rounds.shard import Shard, Terms, Update
 from sharding.terms.strategies import Allocation, LayerContext
 from sharding.transport.compression import EXACT, round_columns, round_outputs

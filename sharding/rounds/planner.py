@@ -25,8 +25,8 @@ from sharding.layers.tail import stacked_terms
 from sharding.matrices.product import ProductDecomposition
 from sharding.matrices.quantization import Format, check_format, quantize_terms
 from sharding.matrices.spectrum import Decomposition, Spectrum
+from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import meta_copy
-from sharding.modules.finite import find_nonfinite
 from sharding.modules.state import dense_state, frozen_names
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of

@@ -17,8 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
+from sharding.matrices.values import as_real
 from sharding.modules.copies import load
-from sharding.modules.state import as_real, dense_state
+from sharding.modules.state import dense_state
 from sharding.modules.wrappers import named_modules, named_state
 from sharding.transport import serialize
 

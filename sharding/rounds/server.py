@@ -25,8 +25,8 @@ from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from sharding.errors import UserError, join_first
-from sharding.modules.finite import computable, find_nonfinite
-from sharding.modules.state import as_real, is_variance
+from sharding.matrices.values import as_real, computable, find_nonfinite
+from sharding.modules.state import is_variance
 from sharding.modules.wrappers import distribute_like, is_distributed, named_modules, named_parameters, named_state
 from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.aggregation.guards import Guard, GuardedAverage

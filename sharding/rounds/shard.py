@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedLayer
+from sharding.matrices.values import as_real, computable, difference
 from sharding.modules.copies import load
-from sharding.modules.finite import computable, difference
-from sharding.modules.state import as_real, batch_counters, is_transmitted
+from sharding.modules.state import batch_counters, is_transmitted
 from sharding.modules.wrappers import full_tensor, key, named_modules, named_state
 from sharding.rounds import codec
 from sharding.rounds.codec import CLIP

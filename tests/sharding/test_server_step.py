@@ -9,7 +9,7 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import ExponentialLR
 
 from sharding import FedYogi, Server, ShardPlanner, UserError, iterate_average
-from sharding.modules.finite import find_nonfinite
+from sharding.matrices.values import find_nonfinite
 
 OPTIMIZERS = {
     "sgd": lambda weights: SGD(weights, lr=0.5),

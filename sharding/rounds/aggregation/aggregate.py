@@ -35,7 +35,7 @@ from torch import Tensor
 
 from sharding.errors import safe_repr
 from sharding.matrices.product import ProductSpectrum
-from sharding.modules.finite import find_nonfinite
+from sharding.matrices.values import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
 from sharding.rounds.aggregation.faults import NOTHING, find_misfit, find_spoiled

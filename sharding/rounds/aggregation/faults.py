@@ -7,7 +7,7 @@ values are checked last. The values of the multipliers are not checked, since th
 import torch
 from torch import Tensor
 
-from sharding.modules.finite import find_nonfinite, first_flagged
+from sharding.matrices.values import find_nonfinite, first_flagged
 from sharding.modules.state import is_variance
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.shard import Shard, Update

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sharding.errors import UserError
-from sharding.modules.state import as_real
+from sharding.matrices.values import as_real
 
 
 class FedYogi(Optimizer):

@@ -1,11 +1,14 @@
-"""Find tensors with NaN or Inf, and compute with types that have no arithmetic."""
+"""The values of tensors: find NaN and Inf, see complex ones as real, compute with types that have no arithmetic."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from sharding.modules.state import as_real
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as a view of pairs of real numbers, shape (…, 2); any other tensor unchanged."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
