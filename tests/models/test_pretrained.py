@@ -290,3 +290,14 @@ def test_transformer_without_the_package_names_it(monkeypatch):
     with pytest.raises(ImportError, match="the model transformers needs a package: pip install transformers"):
         build_model("transformers", input_shape=(6,), num_classes=2, weights="x")
     assert isinstance(build_model("mlp", input_shape=(6,), num_classes=2), nn.Module)
+
+
+@pytest.mark.real
+def test_real_encoder_for_causal_lm_reads_in_one_direction(real_data):
+    weights = real_data("minilm") / "minilm"
+    model = load("transformers", weights, (8,), 30522, task="causal_lm")
+    ids = torch.randint(1000, 30000, (1, 8))
+    changed = ids.clone()
+    changed[0, -1] = 999
+    torch.testing.assert_close(model(ids)[0, :7], model(changed)[0, :7], rtol=1e-5, atol=1e-5)
+    assert not torch.equal(model(ids)[0, 7], model(changed)[0, 7])

@@ -251,9 +251,7 @@ def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None)
     free = np.ones(len(dataset.train), dtype=bool)
     free[[0] if natural is None else [part[0] for part in natural if len(part)]] = False
     if not free.any():
-        raise UserError(
-            f"{option} leaves no client without samples, and each of {dataset.name} has one; give more data"
-        )
+        raise UserError(f"{option} needs clients with two samples, and each of {dataset.name} has one; give more data")
     if count > free.sum():
         raise UserError(f"{option} must be at most {free.sum()}, so that all clients of {dataset.name} train")
     held_out = np.zeros(len(free), dtype=bool)
