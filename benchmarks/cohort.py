@@ -22,12 +22,12 @@ from measure import resident, run_and_watch, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from train.assembly import assemble
 from train.callbacks import Callback, Plans
 from train.config.schema import load_config
 from train.data import default_root
-from train.experiment import Experiment
-from train.metrics import RoundMetrics
+from train.experiment.assembly import assemble
+from train.experiment.experiment import Experiment
+from train.experiment.metrics import RoundMetrics
 from train.rounds import run_rounds
 
 ROOT = Path(__file__).parents[1]

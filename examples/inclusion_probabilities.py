@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from sharding import STRATEGIES, Allocation, LayerContext, shardable_layers
 from sharding.factorization import num_terms
 from sharding.matrices.spectrum import decompose
-from train.assembly import assemble
 from train.callbacks import EachRound
 from train.config.schema import load_config
+from train.experiment.assembly import assemble
 from train.report.plots import Style, save, style_of
 from train.rounds import run_rounds
 

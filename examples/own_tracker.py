@@ -3,7 +3,7 @@
 from train.callbacks import Callback, Plans
 from train.config.registries import TRACKERS
 from train.config.schema import Config
-from train.metrics import RoundMetrics
+from train.experiment.metrics import RoundMetrics
 
 
 class CsvTracker(Callback):

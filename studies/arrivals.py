@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from studies.curves import costs_to, spread
-from train.pilots import Calibration
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, markdown_table
+from train.variants.pilots import Calibration
 
 Published = Mapping[str, tuple[float, float] | None]  # by scheme: mean and deviation of the seconds; None: not reached
 

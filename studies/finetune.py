@@ -25,9 +25,9 @@ from studies.peers import aggregation
 from studies.peers.federation import EXTRA, MakeServer, run_all
 from studies.peers.servers import FloraServer, HeadServer, HetloraServer, LoraServer, ShardServer
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, write_summary
-from train.assembly import make_planner
 from train.config.schema import Config, load_config
 from train.data import default_root
+from train.experiment.assembly import make_planner
 from train.report.text import frame_table
 from train.rundir.file_names import MODEL_FILE
 

@@ -24,9 +24,9 @@ from studies.beyond import AVERAGE, LOW_RANK, NESTEROV, course, difference, form
 from studies.curves import by_scheme, ends
 from studies.picture import draw
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, kept_curves, run_all, write_summary
-from train.assembly import assemble
 from train.config.schema import Config, load_config
-from train.evaluation import evaluate
+from train.experiment.assembly import assemble
+from train.experiment.evaluation import evaluate
 from train.report.text import frame_table
 from train.rundir.checkpoint import find_checkpoint
 

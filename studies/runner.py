@@ -15,12 +15,12 @@ from sharding import UserError
 from sharding.errors import join_first
 from studies.curves import COLUMNS, evaluations, read_curves, write_curves
 from train.cli.progress import sweep_missing
+from train.cli.sweep import default_jobs
 from train.config.schema import Config, load_config
-from train.evaluation import evaluate
-from train.experiment import Experiment
+from train.experiment.evaluation import evaluate
+from train.experiment.experiment import Experiment
 from train.report.frame import round_frame
 from train.rundir.file_names import METRICS_FILE
-from train.sweep import default_jobs
 from train.utils.errors import RunError
 from train.utils.jsonl import read_lines
 

@@ -25,12 +25,12 @@ from torch.optim import Optimizer
 from sharding import UserError
 from studies.curves import evaluations
 from studies.runner import run_one_by_one
-from train.assembly import assemble, make_model, make_server_optimizer
 from train.config.schema import Config
 from train.data import Dataset
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
-from train.experiment import Experiment
+from train.experiment.assembly import assemble, make_model, make_server_optimizer
+from train.experiment.experiment import Experiment
 
 State = Mapping[str, Tensor]
 WINDOWS = ("rolling", "nested")

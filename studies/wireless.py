@@ -19,10 +19,10 @@ from studies.arrivals import Published, figure, main_table, pilot_table
 from studies.curves import by_scheme
 from studies.runner import CONFIGS, Arguments, configs_of, curves_of, to_run, write_summary
 from train.config.schema import Config
-from train.pilots import Calibration
 from train.report.text import frame_table
 from train.rundir.file_names import PILOTS_FILE
 from train.utils.files import write_atomically
+from train.variants.pilots import Calibration
 
 SCALED, EQ8 = "uniform, scaled steps", "uniform, Eq. 8"
 SCHEMES = ("proposed", "Eq. 38", "statistical", "weighted", SCALED, EQ8)

@@ -17,9 +17,9 @@ from sharding import STRATEGIES  # noqa: E402
 from tests import drawn  # noqa: E402
 from train.callbacks.stopping import DivergedError  # noqa: E402
 from train.cli.listing import REGISTRIES  # noqa: E402
+from train.cli.sweep import FailedRun  # noqa: E402
 from train.data import default_root  # noqa: E402
 from train.run import run  # noqa: E402
-from train.sweep import FailedRun  # noqa: E402
 
 # A shell's background job is started without Ctrl-C, and so would be all that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

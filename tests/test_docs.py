@@ -24,8 +24,8 @@ from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
-from train.metrics import RoundMetrics
-from train.tables.layout import TABLES
+from train.experiment.metrics import RoundMetrics
+from train.report.tables.layout import TABLES
 
 ROOT = Path(__file__).parents[1]
 PAGES = generate.pages()

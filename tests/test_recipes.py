@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sharding import recipes
-from train.assembly import first_model, make_planner, make_server
 from train.config.schema import load_config
+from train.experiment.assembly import first_model, make_planner, make_server
 
 KEEP_RATIOS = {"a": 0.1, "b": 0.4, "c": 0.25}
 CASES = {

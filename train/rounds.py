@@ -11,14 +11,14 @@ from sharding.client_sampling import Participation
 from sharding.rounds.aggregation.aggregate import Average
 from sharding.rounds.plan import Client
 from train.callbacks import Callback
-from train.clock import Clock
 from train.engines.engine import Replies
 from train.engines.two_stage import train_selected
-from train.evaluation import scores
-from train.experiment import Experiment
-from train.fedavg_reference import FedAvgStep
-from train.history import History
-from train.metrics import RoundMetrics, measure
+from train.experiment.clock import Clock
+from train.experiment.evaluation import scores
+from train.experiment.experiment import Experiment
+from train.experiment.fedavg_reference import FedAvgStep
+from train.experiment.history import History
+from train.experiment.metrics import RoundMetrics, measure
 
 
 def run_rounds(

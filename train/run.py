@@ -9,18 +9,16 @@ from pathlib import Path
 
 import torch
 
-from train.assembly import assemble
 from train.callbacks import Callback, closing
 from train.callbacks.saving import MetricsFile, SaveBest, SaveCheckpoints, states_of
 from train.callbacks.stopping import Interruption, LostRounds
 from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.schema import Config
 from train.config.yaml_text import dump_yaml
-from train.experiment import Experiment, Experiments
-from train.history import History
-from train.metrics import RoundMetrics
-from train.multi_model import MultiModel, assemble_models, run_multi_model
-from train.pilots import RunPilots
+from train.experiment.assembly import assemble
+from train.experiment.experiment import Experiment, Experiments
+from train.experiment.history import History
+from train.experiment.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir import file_names as files
 from train.rundir.checkpoint import find_checkpoint
@@ -32,6 +30,8 @@ from train.utils.files import write_atomically
 from train.utils.jsonl import keep_lines, read_lines
 from train.utils.signals import StopRequest, stop_on_request
 from train.utils.stages import set_stage
+from train.variants.multi_model import MultiModel, assemble_models, run_multi_model
+from train.variants.pilots import RunPilots
 
 log = logging.getLogger(__name__)
 

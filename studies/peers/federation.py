@@ -20,11 +20,11 @@ from sharding.rounds.plan import Client
 from studies.curves import evaluations
 from studies.peers.servers import MethodServer
 from studies.runner import run_one_by_one
-from train.assembly import assemble, make_model
 from train.cli.client_memory import client_memory
 from train.config.schema import Config
 from train.engines.sequential import SequentialEngine
-from train.experiment import Experiment
+from train.experiment.assembly import assemble, make_model
+from train.experiment.experiment import Experiment
 
 EXTRA = (  # of a curve, beside the columns of all studies
     "bytes_first",  # of the residuals that clients received on first contact

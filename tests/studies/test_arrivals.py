@@ -4,8 +4,8 @@ import pytest
 
 from studies.arrivals import main_table, pilot_table, quartiles
 from studies.curves import by_scheme
-from train.pilots import Calibration
 from train.report.text import frame_table
+from train.variants.pilots import Calibration
 
 
 def course(rounds, seconds, losses, accuracies):

@@ -8,9 +8,9 @@ from studies import __main__ as command
 from studies import beyond, options, width
 from studies.curves import by_scheme, read_curves, write_curves
 from studies.runner import CONFIGS
-from train.assembly import make_model, make_planner
 from train.config.schema import load_config
 from train.data import empty_dataset
+from train.experiment.assembly import make_model, make_planner
 
 TINY = [
     *("data=digits", "model.width=8", "model.groups=4", "model.blocks=[1]", "clients.count=6"),

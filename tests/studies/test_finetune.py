@@ -12,8 +12,8 @@ from studies import finetune
 from studies.curves import by_scheme, read_curves
 from studies.peers.federation import run_all
 from studies.runner import Arguments
-from train.assembly import make_model, read_dataset
 from train.config.schema import load_config
+from train.experiment.assembly import make_model, read_dataset
 
 TINY = {
     **{"data.partition.alpha": 1, "strategy": "top_n", "residual": "int4"},

@@ -8,8 +8,8 @@ import pytest
 from sharding import UserError
 from studies import curves, multi_task, runner
 from studies.runner import Arguments
-from train.multi_model import assemble_models
 from train.report.frame import round_frame
+from train.variants.multi_model import assemble_models
 
 SENT = {"bytes_up": 10**6, "bytes_down": 10**7, "num_aggregated": 12}
 

@@ -8,8 +8,8 @@ from studies import finetune
 from studies.peers import aggregation
 from studies.peers.federation import Federation
 from studies.peers.servers import redraw_terms
-from train.assembly import assemble
 from train.config.schema import load_config
+from train.experiment.assembly import assemble
 from train.rounds import run_rounds
 
 TINY = [

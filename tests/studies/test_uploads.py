@@ -13,7 +13,7 @@ from studies.picture import draw
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from studies.uploads import Arm, Results
-from train.assembly import assemble
+from train.experiment.assembly import assemble
 from train.report.text import frame_table
 
 

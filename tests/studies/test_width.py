@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from studies import width
-from train.assembly import assemble
 from train.config.schema import load_config
+from train.experiment.assembly import assemble
 from train.rounds import run_rounds
 
 TINY = [

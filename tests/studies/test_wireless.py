@@ -10,9 +10,9 @@ from studies import runner, wireless
 from studies.curves import read_curves
 from studies.runner import CONFIGS, Arguments
 from studies.wireless import SCHEMES, SETUPS
-from train import pilots
-from train.assembly import assemble
 from train.config.schema import load_config
+from train.experiment.assembly import assemble
+from train.variants import pilots
 
 FEW = (
     *("clients.count=20", "clients.per_round=4", "clients.pilot_losses=[2.2, 2.1]"),

@@ -10,15 +10,15 @@ import torch
 
 from sharding import ShardPlanner
 from tests.train.runs import REPOSITORY
-from train.assembly import first_model, make_model, make_planner, read_dataset
 from train.cli.client_memory import PeakMemory, client_memory
 from train.config.schema import load_config
+from train.experiment.assembly import first_model, make_model, make_planner, read_dataset
 
 PROCESS = """
 import re, sys, torch
 from dataclasses import replace
 from pathlib import Path
-from train.assembly import first_model, make_model, make_planner, read_dataset
+from train.experiment.assembly import first_model, make_model, make_planner, read_dataset
 from train.cli.client_memory import random_shard
 from train.config.schema import load_config
 from train.engines import Job

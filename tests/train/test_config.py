@@ -11,13 +11,13 @@ from models import MODELS
 from models.small import MLP
 from sharding import SAMPLERS, Sampler, UserError
 from tests.train.runs import tiny
-from train.assembly import assemble
+from train.cli.sweep import grid_configs
 from train.config import schema
 from train.config.parts import check_options
 from train.config.schema import check_config, flatten, load_config, merge
 from train.config.yaml_text import dump_yaml, in_yaml, parse_yaml, read_yaml
 from train.data.partition import PARTITIONS
-from train.sweep import grid_configs
+from train.experiment.assembly import assemble
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

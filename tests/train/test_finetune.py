@@ -9,9 +9,9 @@ from sharding import UserError
 from tests.encoder import WORDS, write_encoder, write_table
 from tests.train.runs import assert_same, cut_off_and_resumed, read
 from train import load_model
-from train.assembly import assemble
 from train.cli.commands import main
 from train.config.schema import load_config
+from train.experiment.assembly import assemble
 from train.run import run
 
 pytest.importorskip("transformers")

@@ -5,8 +5,8 @@ import pytest
 from sharding import UserError
 from tests.train.runs import QUICKSTART
 from train.config.schema import load_config
-from train.history import History
-from train.metrics import RoundMetrics
+from train.experiment.history import History
+from train.experiment.metrics import RoundMetrics
 
 
 def rounds_of(**values):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from train.assembly import assemble
 from train.cli.inspection import inspect_partition
 from train.config.schema import load_config
+from train.experiment.assembly import assemble
 from train.report.figures import partition_drawings
 
 MLP = "model={name: mlp, hidden: [16, 16]}"

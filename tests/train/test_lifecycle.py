@@ -26,6 +26,7 @@ from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off,
 from train import load_model
 from train.callbacks import EachRound
 from train.cli.commands import main
+from train.cli.sweep import grid_configs, sweep
 from train.config.yaml_text import dump_yaml, read_yaml
 from train.run import run
 from train.rundir.checkpoint import Checkpoint, rounds_of
@@ -39,7 +40,6 @@ from train.rundir.file_names import (
     MODEL_FILE,
     PREVIOUS_FILE,
 )
-from train.sweep import grid_configs, sweep
 from train.utils.errors import RunError
 from train.utils.files import UNFINISHED
 from train.utils.signals import Stopped
@@ -214,7 +214,7 @@ def test_resume_where_the_residual_would_be_rounded_otherwise_trains_all_clients
             stored.mul_(1 + 1e-6)
         return model
 
-    monkeypatch.setattr("train.assembly.factorize", rounded)  # as on another processor
+    monkeypatch.setattr("train.experiment.assembly.factorize", rounded)  # as on another processor
     run(tiny(tmp_path, *options, "rounds=2"), resume=True)
     assert [line["num_aggregated"] for line in read(tmp_path)] == [3, 3]
 

@@ -11,7 +11,7 @@ from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
 from train.engines.local_training import draw_passes, make_optimizer, train_locally
-from train.evaluation import evaluate
+from train.experiment.evaluation import evaluate
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9
 SGD = {"name": "sgd", "lr": LR, "momentum": MOMENTUM}

@@ -18,12 +18,12 @@ from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
 from train.config.schema import check_config
 from train.engines.two_stage import report
-from train.evaluation import evaluate
-from train.multi_model import assemble_models, local_losses, run_multi_model
+from train.experiment.evaluation import evaluate
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.directory import plain
 from train.rundir.file_names import CHECKPOINT_FILE
+from train.variants.multi_model import assemble_models, local_losses, run_multi_model
 
 TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
 SMALL = ["clients.count=8", "clients.per_round=8", "model={name: mlp, hidden: [16, 64, 16]}", "local.batch_size=32"]
@@ -106,7 +106,7 @@ def test_engine_that_cannot_start_closes_the_others(tmp_path):
 
 def test_local_losses_equal_those_of_each_client_in_batches_of_few_logits(monkeypatch):
     task, sizes = assemble_models(tiny("unused")).parts["one"], []
-    monkeypatch.setattr("train.evaluation.MOST_LOGITS", 7 * task.dataset.num_classes)
+    monkeypatch.setattr("train.experiment.evaluation.MOST_LOGITS", 7 * task.dataset.num_classes)
     with task.server.model.register_forward_pre_hook(lambda model, inputs: sizes.append(len(inputs[0]))):
         losses = local_losses(task, [3, 5], batch_size=50)
     assert max(sizes) == 7
@@ -153,7 +153,7 @@ def test_task_that_diverges_leaves_the_others_training(tmp_path):
 def test_client_without_a_loss_is_not_assigned_the_task(monkeypatch):
     tasks = assemble_models(tiny("unused", "rounds=1", "clients.sampler.signal=loss"))
     losses = cycle([np.array([np.nan, *np.ones(7)]), np.zeros(8)])  # of one and of two
-    monkeypatch.setattr("train.multi_model.local_losses", lambda one, cohort: next(losses))
+    monkeypatch.setattr("train.variants.multi_model.local_losses", lambda one, cohort: next(losses))
     cohorts = [tasks.invite(t) for t in range(10)]
     assert {client for cohort in cohorts for client in cohort["one"]} == set(range(1, 8))
     assert not any(cohort["two"] for cohort in cohorts)

@@ -12,8 +12,8 @@ from models import MODELS
 from sharding import STRATEGIES, Allocation, ShardPlanner, Strategy, UserError, draw_terms
 from sharding.client_sampling import UniformSampler
 from tests.train.runs import QUICKSTART, SMALL, TINY, read
-from train.assembly import assemble
 from train.cli.commands import main
+from train.cli.sweep import grid_configs
 from train.config.naming import describe, settings_in_name, with_directory
 from train.config.overrides import expand
 from train.config.registries import SCHEDULES, import_parts
@@ -21,11 +21,11 @@ from train.config.schema import load_config
 from train.data.partition import PARTITIONS
 from train.engines import processes
 from train.engines.sequential import SequentialEngine
+from train.experiment.assembly import assemble
 from train.run import run
 from train.rundir.directory import is_finished
 from train.rundir.file_names import MODEL_FILE
 from train.rundir.records import read_layers
-from train.sweep import grid_configs
 
 TWENTY_CLIENTS = [*TINY, "clients.count=20"]
 EXAMPLES = {

@@ -10,13 +10,13 @@ import pytest
 from sharding import UserError
 from sharding.client_sampling import estimate_beta_over_alpha
 from tests.train.runs import cut_off, read, without_times
-from train.assembly import assemble
 from train.callbacks.stopping import DivergedError
 from train.config.schema import load_config
-from train.evaluation import evaluate
-from train.pilots import DISTRIBUTIONS, PILOTS, Pilot, RunPilots, calibrate, run_pilot
+from train.experiment.assembly import assemble
+from train.experiment.evaluation import evaluate
 from train.run import run
 from train.utils.signals import Stopped, StopRequest
+from train.variants.pilots import DISTRIBUTIONS, PILOTS, Pilot, RunPilots, calibrate, run_pilot
 
 WIRELESS = [
     *(
@@ -85,7 +85,7 @@ def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
     cut_off(configured(tmp_path / "cut"), after=5)
     taught = (tmp_path / "cut" / "pilots.json").read_text()
     assert taught == (whole / "pilots.json").read_text()
-    monkeypatch.setattr("train.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
+    monkeypatch.setattr("train.variants.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
     run(configured(tmp_path / "cut"), resume=True)
     assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
 
@@ -100,7 +100,7 @@ def test_interrupted_pilots_end_with_their_round_and_start_again(tmp_path, monke
         return evaluate(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.pilots.evaluate", interrupted)
+        patch.setattr("train.variants.pilots.evaluate", interrupted)
         with pytest.raises(Stopped):
             run(config)
     assert len(measured) == 1
@@ -126,7 +126,7 @@ SAMPLERS_TO_CALIBRATE = {
 def test_pilot_estimates_serve_other_samplers_and_seeds(tmp_path, monkeypatch, scheme):
     calibration = {"beta_over_alpha": 3.0, "gradient_norms": [*map(float, range(1, 11))], "rounds": {}, "estimates": []}
     (tmp_path / "pilots.json").write_text(json.dumps(calibration))
-    monkeypatch.setattr("train.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
+    monkeypatch.setattr("train.variants.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
     config = configured(tmp_path, *SAMPLERS_TO_CALIBRATE[scheme], "seed=3", "data_seed=0", "rounds=2")
     experiment = assemble(config)
     RunPilots(StopRequest()).before_training(experiment)

@@ -11,9 +11,9 @@ from rich.console import Console
 from train.callbacks import EachRound
 from train.cli.commands import handler
 from train.cli.progress import RoundProgress, RunProgress
+from train.cli.sweep import sweep
 from train.config.schema import load_config
 from train.run import run
-from train.sweep import sweep
 from train.utils.stages import stage_listener
 
 SMALL = ["rounds=1", "model={name: mlp, hidden: [16, 16]}"]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.train.runs import read
-from train import assembly
 from train.config.schema import load_config
 from train.data import Split, load_dataset
+from train.experiment import assembly
 from train.run import run
 
 FEW = ["clients.count=4", "clients.per_round=2", "data.partition=iid"]

@@ -7,8 +7,8 @@ from torch import nn
 from sharding import UserError
 from tests.train.runs import TINY, assert_same, cut_off_and_resumed, read, tiny
 from train import load_model
-from train.assembly import assemble
 from train.callbacks.saving import states_of
+from train.experiment.assembly import assemble
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.file_names import CHECKPOINT_FILE

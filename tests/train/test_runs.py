@@ -13,11 +13,11 @@ from sharding.rng import generator
 from tests.sharding.models import along
 from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, tiny, without_times
 from train import load_model
-from train.assembly import assemble, assign_keep_ratios, find_engine
 from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES, Engine
-from train.evaluation import evaluate
+from train.experiment.assembly import assemble, assign_keep_ratios, find_engine
+from train.experiment.evaluation import evaluate
 from train.report.frame import read_runs
 from train.rounds import run_rounds
 from train.run import run

@@ -11,10 +11,8 @@ from tests.train.runs import TINY
 from train.cli import commands as command_line
 from train.config.yaml_text import dump_yaml
 from train.report.frame import mean_curve, read_runs
-from train.rundir.file_names import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
-from train.rundir.provenance import Provenance
-from train.tables.cells import Cell, cells_of, choose
-from train.tables.layout import (
+from train.report.tables.cells import Cell, cells_of, choose
+from train.report.tables.layout import (
     EXPERIMENTS,
     PUBLISHED,
     SCALES,
@@ -24,7 +22,9 @@ from train.tables.layout import (
     Table,
     published_of,
 )
-from train.tables.write import TableReport
+from train.report.tables.write import TableReport
+from train.rundir.file_names import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
+from train.rundir.provenance import Provenance
 from train.utils.files import UNFINISHED
 
 

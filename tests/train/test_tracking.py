@@ -12,10 +12,10 @@ from sharding import UserError
 from tests.train.runs import TINY, read, tiny, wait_until
 from train.callbacks import Callback, EachRound
 from train.callbacks.trackers import open_trackers
+from train.cli.sweep import grid_configs
 from train.config.registries import TRACKERS
 from train.run import run
 from train.rundir.records import layer_statistics
-from train.sweep import grid_configs
 
 BLOCK = 32768  # of the log that an offline run is
 

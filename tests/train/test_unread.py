@@ -5,9 +5,9 @@ import pytest
 from sharding import UserError
 from tests.train.runs import QUICKSTART
 from train.cli.commands import main
+from train.cli.sweep import grid_configs
 from train.config.schema import load_config
 from train.config.unread import refuse_unread
-from train.sweep import grid_configs
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from sharding import Plan
-from train.experiment import Experiments
-from train.metrics import RoundMetrics
+from train.experiment.experiment import Experiments
+from train.experiment.metrics import RoundMetrics
 
 Plans = Plan | Mapping[str, Plan]  # of one model, or by name of several
 

@@ -6,9 +6,9 @@ from math import isfinite
 
 from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
-from train.experiment import Experiments
-from train.history import History
-from train.metrics import RoundMetrics
+from train.experiment.experiment import Experiments
+from train.experiment.history import History
+from train.experiment.metrics import RoundMetrics
 from train.rundir.checkpoint import Checkpoint, Stateful, save_checkpoint
 from train.rundir.file_names import BEST_FILE, LAYERS_FILE, METRICS_FILE
 from train.rundir.model_file import save_model

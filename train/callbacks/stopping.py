@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from train.callbacks.callback import Callback, Plans
-from train.metrics import RoundMetrics
+from train.experiment.metrics import RoundMetrics
 from train.rundir.status import MAX_LOST, has_diverged
 from train.utils.errors import RunError
 from train.utils.signals import StopRequest

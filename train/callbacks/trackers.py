@@ -6,8 +6,8 @@ from collections.abc import Callable
 from sharding.errors import UserError
 from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
-from train.experiment import Experiments
-from train.metrics import RoundMetrics
+from train.experiment.experiment import Experiments
+from train.experiment.metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from sharding.validation import is_number
 from train.callbacks.callback import Callback, Plans
 from train.config.naming import settings_in_name
 from train.config.schema import Config
-from train.metrics import RoundMetrics
+from train.experiment.metrics import RoundMetrics
 from train.report.page import write_page
 from train.report.summary import write_report
 from train.rundir.file_names import ARTIFACTS, CONFIG_FILE, WANDB_FILE

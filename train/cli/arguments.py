@@ -8,9 +8,9 @@ from typing import NoReturn, TypeVar
 
 import sharding
 from sharding.errors import UserError, safe_repr
+from train.cli.sweep import default_jobs
 from train.config.overrides import check_once, settings
 from train.config.values import check_path
-from train.sweep import default_jobs
 
 Value = TypeVar("Value")
 PROGRAM = "python -m train"

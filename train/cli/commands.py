@@ -21,6 +21,7 @@ from train.cli.arguments import parse
 from train.cli.inspection import inspect_partition
 from train.cli.listing import names
 from train.cli.progress import RoundProgress, sweep_missing
+from train.cli.sweep import FailedRun, grid_configs, sweep
 from train.config.naming import with_directory
 from train.config.registries import import_parts
 from train.config.schema import Config, load_config
@@ -29,14 +30,13 @@ from train.config.yaml_text import dump_yaml
 from train.report.frame import check_folders
 from train.report.page import write_page
 from train.report.summary import SUMMARY, write_report
+from train.report.tables.cells import cells_of, choose
+from train.report.tables.layout import TABLES
+from train.report.tables.write import TableReport
 from train.run import run
 from train.rundir.directory import check_comparison, check_directory, check_writable
 from train.rundir.file_names import CONFIG_FILE
 from train.rundir.records import wandb_state
-from train.sweep import FailedRun, grid_configs, sweep
-from train.tables.cells import cells_of, choose
-from train.tables.layout import TABLES
-from train.tables.write import TableReport
 from train.utils.errors import RunError
 from train.utils.signals import Stopped
 from train.utils.stages import stage_listener

@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 
 from sharding.errors import join_first
 from sharding.rounds.plan import Client
-from train.assembly import (
+from train.cli.client_memory import client_memory
+from train.config.schema import Config
+from train.data import Dataset
+from train.data.partition import class_counts
+from train.experiment.assembly import (
     assign_keep_ratios,
     dense_nbytes,
     first_model,
@@ -18,10 +22,6 @@ from train.assembly import (
     partition_indices,
     read_dataset,
 )
-from train.cli.client_memory import client_memory
-from train.config.schema import Config
-from train.data import Dataset
-from train.data.partition import class_counts
 from train.report.figures import partition_drawings
 from train.report.plots import save
 

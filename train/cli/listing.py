@@ -10,7 +10,7 @@ from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMI
 from train.data import DATASETS
 from train.data.partition import PARTITIONS
 from train.engines import ENGINES
-from train.tables.layout import TABLES
+from train.report.tables.layout import TABLES
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "design": DESIGNS,

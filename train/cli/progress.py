@@ -14,10 +14,10 @@ from rich.table import Column
 from rich.text import Text
 
 from sharding.errors import UserError
+from train.cli.sweep import FailedRun, sweep
 from train.config.schema import Config
 from train.rundir.directory import is_measured
 from train.rundir.file_names import METRICS_FILE
-from train.sweep import FailedRun, sweep
 from train.utils.jsonl import read_lines
 
 MAX_BARS = 12  # number of bars on a screen; with more runs, only the running ones have a bar

@@ -20,7 +20,6 @@ from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.flower import query_message, train_message
 from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, bytes_of
-from train.assembly import assign_keep_ratios, data_options, find_device, make_model, partition_dataset, read_dataset
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
@@ -28,6 +27,14 @@ from train.data.files import prepared_files
 from train.data.shares import Shares
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
+from train.experiment.assembly import (
+    assign_keep_ratios,
+    data_options,
+    find_device,
+    make_model,
+    partition_dataset,
+    read_dataset,
+)
 from train.federate.messages import LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, keep_config, norm_of, read_config
 
 PREPARED = ".safetensors"  # the end of the name of a node's samples as tensors

@@ -20,10 +20,10 @@ from typing import Any
 
 from sharding.errors import UserError, join_first
 from sharding.rounds.failures import one_line
-from train.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.config.naming import with_directory
 from train.config.overrides import check_once, settings
 from train.config.schema import Config, check_config, load_config, merge, parse_overrides
+from train.experiment.assembly import assign_keep_ratios, partition_dataset, read_dataset
 from train.federate.client_app import write_data
 from train.federate.keys import write_certificates, write_node_key
 from train.federate.roster import Timeouts

@@ -14,13 +14,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
-from train.assembly import Clients, build_experiment, find_device, read_dataset
 from train.callbacks import EachRound
 from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.data import Dataset
 from train.data.shares import Shares
-from train.experiment import Experiment
+from train.experiment.assembly import Clients, build_experiment, find_device, read_dataset
+from train.experiment.experiment import Experiment
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Report, Roster, Timeouts
 from train.federate.status import FINISHED, Status

@@ -23,7 +23,7 @@ from sharding import merge
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from train.config.schema import Config
-from train.experiment import Experiment
+from train.experiment.experiment import Experiment
 from train.rundir.checkpoint import cpu_copies, metadata_of
 from train.rundir.directory import check_regular, config_in
 from train.rundir.file_names import BEST_FILE, CONFIG_FILE, MODEL_FILE

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from sharding.errors import UserError
 from train.config.schema import Config
-from train.experiment import Experiment
+from train.experiment.experiment import Experiment
 from train.rundir.file_names import PROVENANCE_FILE
 from train.utils.jsonl import read_record
 

@@ -20,8 +20,8 @@ from train.config.schema import Config
 from train.config.sections import Ratio
 from train.data.dataset import digest_of
 from train.data.partition import class_counts, client_names
-from train.experiment import Experiment, Experiments
-from train.metrics import RoundMetrics
+from train.experiment.experiment import Experiment, Experiments
+from train.experiment.metrics import RoundMetrics
 from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
 from train.utils.jsonl import complete_lines, from_json, read_record, valid_objects
 

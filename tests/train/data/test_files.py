@@ -16,12 +16,12 @@ import torch
 
 from sharding import UserError
 from train import load_model
-from train.assembly import partition_indices, read_dataset
 from train.cli.commands import main
 from train.config.schema import load_config
 from train.data import Dataset, load_dataset
 from train.data.partition import partition
 from train.data.tokens import Tokenizer
+from train.experiment.assembly import partition_indices, read_dataset
 
 datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")

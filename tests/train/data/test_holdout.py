@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sharding import UserError
-from train.assembly import assemble, read_dataset
 from train.config.schema import load_config
 from train.data import DATASETS, load_dataset
 from train.data.dataset import hold_out
+from train.experiment.assembly import assemble, read_dataset
 
 
 def rows(inputs: torch.Tensor) -> list[bytes]:

@@ -21,12 +21,12 @@ from sharding import Plan, ShardPlanner, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
 from train import engines as engines_module
-from train.assembly import assemble
 from train.engines import ENGINES, ProcessesEngine, processes
 from train.engines.engine import Reply
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
+from train.experiment.assembly import assemble
 from train.run import run, threads
 from train.utils.errors import RunError
 

@@ -9,8 +9,8 @@ import torch
 
 from sharding import Shard, UserError
 from sharding.rounds.shard import Terms
-from train.assembly import assemble, make_model
 from train.data import DATASETS, Dataset, Split, empty_dataset, load_dataset
+from train.experiment.assembly import assemble, make_model
 from train.federate.client_app import open_data, partition_of, read_data, write_data
 from train.federate.messages import config_text, read_config
 from train.federate.server_app import config_for_nodes

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from sharding.rounds.failures import Failure, Kind
 from tests.train.runs import PATIENCE, model_of, wait_until
 from tests.train.runs import read as read_metrics
-from train.assembly import assemble
 from train.config.schema import load_config
 from train.engines import Reply, SequentialEngine
+from train.experiment.assembly import assemble
 from train.federate import launch
 from train.federate.keys import write_node_key
 from train.federate.roster import Timeouts

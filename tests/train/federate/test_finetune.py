@@ -8,8 +8,8 @@ import pytest
 from tests.encoder import WORDS, write_encoder, write_table
 from tests.train.federate.nodes import Nodes
 from tests.train.runs import assert_same, read
-from train.assembly import make_model, read_dataset
 from train.config.schema import load_config
+from train.experiment.assembly import make_model, read_dataset
 from train.federate.client_app import read_prepared, write_data
 from train.federate.roster import Timeouts
 from train.federate.server_app import assemble_over

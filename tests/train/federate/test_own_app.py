@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from sharding import ShardPlanner, recipes
 from tests.sharding.flower.grid import StubGrid
 from tests.train.federate.nodes import Nodes
-from train.assembly import assemble, make_model, partition_dataset, read_dataset
 from train.engines.local_training import train_locally
+from train.experiment.assembly import assemble, make_model, partition_dataset, read_dataset
 from train.federate.roster import Timeouts
 from train.federate.server_app import assemble_over
 from train.run import run

@@ -14,9 +14,9 @@ from sharding import UserError
 from sharding.flower.messages import pack
 from tests.train.federate.nodes import Nodes
 from tests.train.runs import assert_same, model_of, read
-from train.assembly import assemble
 from train.callbacks import EachRound
 from train.callbacks.stopping import DivergedError
+from train.experiment.assembly import assemble
 from train.federate import roster as waiting
 from train.federate import server_app
 from train.federate.messages import read_config, read_reply

@@ -23,12 +23,12 @@ from sharding.errors import UserError
 from sharding.rng import seed_of
 from sharding.rounds.plan import Client
 from sharding.validation import Vector
-from train.assembly import make_planner, make_server
 from train.callbacks import Callback, Plans
 from train.callbacks.stopping import DivergedError, Interruption, LostRounds
-from train.evaluation import evaluate
-from train.experiment import Experiment, Experiments
-from train.metrics import RoundMetrics
+from train.experiment.assembly import make_planner, make_server
+from train.experiment.evaluation import evaluate
+from train.experiment.experiment import Experiment, Experiments
+from train.experiment.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir.file_names import PILOTS_FILE
 from train.utils.files import write_atomically

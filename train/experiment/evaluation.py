@@ -10,7 +10,7 @@ from torch import nn
 from train.config.registries import cross_entropy
 from train.data import Dataset, Split
 from train.engines.memory_format import channels_last
-from train.experiment import Experiment
+from train.experiment.experiment import Experiment
 
 MOST_LOGITS = 2**26  # of a batch: 256 MB in float32
 

@@ -28,7 +28,7 @@ from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
-from train.experiment import Experiment
+from train.experiment.experiment import Experiment
 from train.utils.stages import set_stage
 
 
@@ -39,7 +39,7 @@ def assemble(config: Config) -> Experiment:
         UserError: a missing data folder, a model option that does not exist, a device that is not there, a design or
             a sampler that cannot draw.
     """
-    assert not config.tasks  # `train.multi_model.assemble_models` builds several models
+    assert not config.tasks  # `train.variants.multi_model.assemble_models` builds several models
     return build_experiment(config, simulate_clients(config))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from train.config.schema import Config
-from train.metrics import RoundMetrics
+from train.experiment.metrics import RoundMetrics
 
 
 class History:

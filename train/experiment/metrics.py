@@ -14,7 +14,7 @@ from sharding.rounds.aggregation.aggregate import Outcome
 from sharding.rounds.diagnostics import plan_anme, plan_coverage, plan_discrepancy
 from sharding.rounds.failures import Kind
 from sharding.rounds.plan import Client, Plan
-from train.experiment import Experiment
+from train.experiment.experiment import Experiment
 
 
 @dataclass(kw_only=True)

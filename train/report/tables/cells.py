@@ -8,7 +8,7 @@ from pathlib import Path
 from sharding.errors import UserError, lookup
 from sharding.terms.strategies import STRATEGIES
 from train.config.schema import Config, load_config
-from train.tables.layout import CONFIGS, EXPERIMENTS, SCALES, Setting, Table
+from train.report.tables.layout import CONFIGS, EXPERIMENTS, SCALES, Setting, Table
 
 TABLE_KEYS = {  # keys that a table sets
     "strategy": "choose with --only",

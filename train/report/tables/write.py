@@ -12,11 +12,11 @@ from matplotlib.figure import Figure as Picture
 
 from train.report.frame import Runs, mean_curve, read_runs, warn_left_out
 from train.report.plots import draw_curves, save, style_of
+from train.report.tables.cells import Cell, sends_full_model
+from train.report.tables.layout import EXPERIMENTS, SCALES, Setting, Table, published_of
 from train.report.text import NOTHING, markdown_table, mean_and_spread
 from train.rundir.file_names import METRICS_FILE
 from train.rundir.provenance import data_remarks
-from train.tables.cells import Cell, sends_full_model
-from train.tables.layout import EXPERIMENTS, SCALES, Setting, Table, published_of
 from train.utils.files import write_atomically
 
 

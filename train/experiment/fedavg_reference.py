@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sharding import Server, ShardPlanner
 from sharding.rounds.diagnostics import alignment
 from sharding.rounds.plan import Client
-from train.experiment import Experiment
+from train.experiment.experiment import Experiment
 
 
 class FedAvgStep:

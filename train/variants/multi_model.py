@@ -18,15 +18,15 @@ from sharding.client_sampling import Participation, TaskSampler
 from sharding.client_sampling.optimal import REPORT_BYTES, reject
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client
-from train.assembly import build_experiment, make_sampler, simulate_clients
 from train.callbacks import Callback
-from train.clock import Clock
 from train.config.schema import Config
 from train.engines.two_stage import report
-from train.evaluation import rows_at_once, scores
-from train.experiment import Experiment
-from train.history import History
-from train.metrics import RoundMetrics, measure
+from train.experiment.assembly import build_experiment, make_sampler, simulate_clients
+from train.experiment.clock import Clock
+from train.experiment.evaluation import rows_at_once, scores
+from train.experiment.experiment import Experiment
+from train.experiment.history import History
+from train.experiment.metrics import RoundMetrics, measure
 from train.rounds import collect
 
 MEANS = ("train_loss", "test_accuracy", "test_loss", "train_set_accuracy", "train_set_loss")
@@ -199,7 +199,7 @@ def run_multi_model(
 
 
 def assemble_models(config: Config) -> MultiModel:
-    """Build everything that a run of several models needs, as `train.assembly.assemble` for one.
+    """Build everything that a run of several models needs, as `train.experiment.assembly.assemble` for one.
 
     Raises:
         UserError: one of them cannot be built.

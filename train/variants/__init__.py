@@ -1,0 +1,1 @@
+"""Loops beside `train.rounds`, for other papers: several models at once, and pilot rounds."""
