@@ -24,7 +24,7 @@ from sharding.client_sampling import StatisticalSampler
 from sharding.rounds.residual import residual_layers
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off, in_a_process, read, tiny, wait_until
 from train import load_model
-from train.callbacks import EachRound
+from train.callbacks import EachRound, saving
 from train.cli.commands import main
 from train.cli.sweep import grid_configs, sweep
 from train.config.yaml_text import dump_yaml, read_yaml
@@ -357,6 +357,15 @@ def heeded(number):
     before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     yield
     signal.signal(number, before)
+
+
+def test_checkpoints_are_at_most_a_minute_and_a_round_apart(tmp_path, monkeypatch):
+    seconds = iter([0, 59, 60, 61, 62, 119, 122, 123])  # at the start; after each round, and after each checkpoint
+    monkeypatch.setattr(saving, "monotonic", lambda: next(seconds))
+    directory, saved = tmp_path / "run", []
+    config = tiny(directory, *OPTIONS, "rounds=5", "checkpoint_every=100")
+    run(config, [EachRound(lambda metrics: saved.append(rounds_of(directory / CHECKPOINT_FILE)))])
+    assert saved == [None, 2, 2, 2, 5]  # 59 s, 60 s, then 1 s, 58 s and 61 s after the second
 
 
 @pytest.mark.usefixtures("heeded")

@@ -3,6 +3,7 @@
 import json
 import os
 from math import isfinite
+from time import monotonic
 
 from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
@@ -15,6 +16,8 @@ from train.rundir.model_file import save_model
 from train.rundir.records import append_layers, layer_statistics, records_layers
 from train.utils.errors import writing
 from train.utils.files import sync_folder
+
+AT_MOST = 60.0  # seconds between checkpoints, plus the round under way
 
 
 class MetricsFile(Callback):
@@ -53,14 +56,15 @@ class MetricsFile(Callback):
 
 
 class SaveCheckpoints(Callback):
-    """Writes a checkpoint every `checkpoint_every` rounds; `save` writes one of the last round, if it has none.
+    """Writes a checkpoint every `checkpoint_every` rounds, or after the first round that ends a minute after the last.
 
-    A process that dies between two checkpoints loses the rounds since the first: they are run again, with the same
-    result.
+    `save` writes one of the last round, if it has none. A process that dies between two checkpoints loses the rounds
+    since the first: they are run again, with the same result.
     """
 
     def __init__(self, experiment: Experiments) -> None:
         self._experiment, self._every = experiment, experiment.config.checkpoint_every
+        self._saved_at = monotonic()
         self._unsaved: int | None = None  # finished rounds, if the last one has no checkpoint
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
@@ -70,7 +74,7 @@ class SaveCheckpoints(Callback):
             RunError: the disk is full or not writable.
         """
         self._unsaved = metrics.round + 1
-        if self._unsaved % self._every == 0:
+        if self._unsaved % self._every == 0 or monotonic() - self._saved_at >= AT_MOST:
             self.save()
 
     def save(self) -> None:
@@ -83,7 +87,7 @@ class SaveCheckpoints(Callback):
             experiment = self._experiment
             checkpoint = Checkpoint.of(experiment.model, self._unsaved, states_of(experiment))
             save_checkpoint(experiment.config.directory, checkpoint)
-            self._unsaved = None
+            self._unsaved, self._saved_at = None, monotonic()
 
 
 class SaveBest(Callback):

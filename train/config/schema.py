@@ -117,7 +117,10 @@ class Config(Section):
     threads: int = Field(1, ge=1)
     """Torch threads of a training process. Another number rounds sums differently."""
     checkpoint_every: int = Field(5, ge=1)
-    """Rounds between checkpoints. There is also one after the last round, and when the run is stopped."""
+    """Most rounds between checkpoints.
+
+    There is also one when the last is a minute old, after the last round, and when the run is stopped.
+    """
     evaluate_every: int = Field(1, ge=1)
     """Rounds between evaluations. The last round is always evaluated."""
     evaluate_training: bool = False
