@@ -169,6 +169,11 @@ class LocalConfig(Section):
     """Training loss: `cross_entropy` or your own. Evaluations always report the cross-entropy."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the matrix products of the forward pass in that format; all else stays float32."""
+    compile: bool = False
+    """Whether `torch.compile` compiles the model of each keep ratio, which takes up to minutes at the start.
+
+    The same numbers, up to rounding. The smaller last batches of an epoch are not compiled.
+    """
 
 
 class ServerOptimizerConfig(Part):

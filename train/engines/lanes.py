@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from sharding import Plan, Shard, Update, client_model, clip_and_decay
+from sharding import Plan, Shard, Update, clip_and_decay
 from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import named_modules, unwrap
 from sharding.rng import seed_of
@@ -31,8 +31,7 @@ from sharding.rounds.shard import Terms
 from train.engines.capture import CAPTURES, Capturing, Draws, Step, make_capturable, restart, starts_at_zero
 from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import loss_of, make_optimizer, raw_batches
-from train.engines.memory_format import keep_memory_format
-from train.engines.sequential import UnsentBuffer, unsent_buffers
+from train.engines.sequential import UnsentBuffer, resident_model, unsent_buffers
 
 PADDED = {"cuda": 8}  # terms of a layer are a multiple of this, by type of device: what tensor cores read at full width
 HEADROOM = 1.5  # free memory that a new lane needs, over what the first one took
@@ -182,7 +181,7 @@ class Lane:
     def _load(self, shard: Shard, lr: float) -> None:
         """Put a shard's values in the place of the last one's, and begin anew all that a client begins with."""
         if "_model" not in vars(self):
-            self._model = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
+            self._model = resident_model(self.job, shard)
             for layer in factorized_layers(self._model):
                 layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             self._unsent = [(part, part[0]._buffers[part[1]]) for part in unsent_buffers(self._model)]

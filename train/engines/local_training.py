@@ -1,6 +1,7 @@
 """What a configuration says of a client's training in one round: its optimizer, batches, loss and precision."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -54,7 +55,9 @@ def loss_of(dataset: Dataset, local: LocalConfig) -> Callable[[nn.Module, RawBat
     def loss(model: nn.Module, batch: RawBatch) -> Tensor:
         inputs, targets = channels_last(dataset.prepare(batch[0])), batch[1]
         low = local.precision == "bfloat16"
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=low):  # matrix products; the rest stays float32
+        autocast = torch.autocast(inputs.device.type, torch.bfloat16, enabled=low)  # products; the rest stays float32
+        smaller = local.compile and len(targets) != local.batch_size  # each size would be compiled again
+        with autocast, torch.compiler.set_stance("force_eager") if smaller else nullcontext():
             return LOSSES[local.loss](model(inputs), targets, dataset.ignore_index)
 
     return loss

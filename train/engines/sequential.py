@@ -47,12 +47,20 @@ class SequentialEngine(Engine):
         """Return the model that shards of this one's keep ratio are trained in, with unsent buffers as in a new one."""
         size = shard.keep_ratio if shard.terms else None  # without terms all layers are whole
         if size not in self._residents:
-            model = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
+            model = resident_model(self.job, shard)
             self._residents[size] = model, unsent_buffers(model)
         model, buffers = self._residents[size]
         for module, name, value in buffers:
             module._buffers[name] = None if value is None else value.clone()
         return model
+
+
+def resident_model(job: Job, shard: Shard) -> nn.Module:
+    """Build the model in which shards of this one's keep ratio are trained; with `local.compile` it is compiled."""
+    model = keep_memory_format(client_model(job.model, shard, residual=job.residual))
+    if job.local.compile:  # at the first full batch; dropout draws what it draws without
+        model.compile(dynamic=False, options={"fallback_random": True})
+    return model
 
 
 def unsent_buffers(model: nn.Module) -> list[UnsentBuffer]:
