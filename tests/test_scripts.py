@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import re
 import runpy
@@ -59,6 +60,27 @@ def test_engines_benchmark_runs_a_round(engine, monkeypatch):
     experiment = cohort.make([QUICKSTART, *TINY], engine, where)
     assert cohort.time_round(experiment, 0, torch.get_num_threads()) > 0
     experiment.close()
+
+
+@pytest.mark.parametrize("minutes", ["5", "0"])
+def test_gpu_benchmark_in_tiny_form_runs_each_kind_of_part_or_says_why_not(minutes, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    gpu = importlib.import_module("gpu")
+    monkeypatch.setattr(gpu, "SETTINGS", {"cifar10_resnet18": gpu.SETTINGS["cifar10_resnet18"]})
+    monkeypatch.setattr(gpu, "DIFFERENCES", {name: gpu.DIFFERENCES[name] for name in ("batch norm", "tail")})
+    file = tmp_path / "cpu.json"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--minutes", minutes, "--output", str(file)])
+    gpu.main()
+    results = json.loads(file.read_text())
+    parts = results["parts"]
+    assert list(parts)[:2] == ["difference/batch norm", "difference/tail"]
+    if minutes == "0":
+        assert all("over" in part["skipped"] for part in parts.values())
+        return
+    assert not [name for name, part in parts.items() if "failed" in part]
+    assert parts["difference/tail"]["lanes"] == parts["difference/batch norm"]["lanes"] == 0
+    assert "tiny form" in results["random_samples"]["cifar10"]
+    assert parts["rounds/cifar10_resnet18/bfloat16"]["seconds"] > 0
 
 
 @pytest.mark.slow

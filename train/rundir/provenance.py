@@ -101,7 +101,7 @@ def describe_start(round: int) -> dict[str, Any]:
         "round": round,
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
+        "commit": find_commit(),
         "processor": ", ".join([f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}", *gpu]),
         "system": sys.platform,
     }
@@ -127,7 +127,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def find_commit() -> str | None:
     """Return the checkout's commit, with `-dirty` where files differ from it."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
