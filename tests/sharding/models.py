@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from sharding import Plan, Server, Shard, ShardPlanner, Update, init_empty
+from sharding import FactorizedLayer, Plan, Server, Shard, ShardPlanner, Update, init_empty
 from sharding.matrices.spectrum import Spectrum, decompose
 from sharding.rounds.aggregation.aggregate import Outcome
 from sharding.rounds.aggregation.guards import Guard
@@ -81,7 +81,8 @@ def aggregate(
 ) -> Outcome:
     """Average updates into a model; those of a mapping in the order of the plan."""
     weights = list(model.parameters())
-    planner = ShardPlanner("full" if plan.spectra else "dense")
+    factorized = any(isinstance(part, FactorizedLayer) for part in model.modules())
+    planner = ShardPlanner("full" if factorized else "dense")  # which the step does not need
     server = Server(model, planner, SGD(weights, lr=server_lr) if weights else None, guards=guards)
     average = server.average(plan, num_samples, total)
     if isinstance(updates, Mapping):
