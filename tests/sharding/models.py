@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from sharding import Plan, Server, Shard, ShardPlanner, Update, init_empty
+from sharding import FactorizedLayer, Plan, Server, Shard, ShardPlanner, Update, init_empty
 from sharding.matrices.spectrum import Spectrum, decompose
 from sharding.modules.wrappers import named_modules
 from sharding.rounds.aggregation.aggregate import Outcome
