@@ -1,7 +1,7 @@
 """The wire form of a shard and of an update: a safetensors file, whose keys say what each tensor is.
 
-Keys are ``terms/<layer>/<part>``, ``whole/<name>`` and ``tail/<layer>/terms``; those of fixed tensors begin with
-``fixed/``. With the compression ``int8`` the exponents of a tensor's vectors are in ``scales/<key>``.
+Keys are ``terms/<layer>/<part>``, ``dense/<name>`` and ``tail/<layer>/terms``; those of fixed tensors begin with
+``frozen/``. With the compression ``int8`` the exponents of a tensor's vectors are in ``scales/<key>``.
 """
 
 import json
@@ -17,7 +17,7 @@ from sharding.transport.compression import EXACT, Role, check_compression, compr
 from sharding.validation import is_number
 
 ROLES: dict[str, Role] = {"indices": "indices", "u": "columns", "v": "columns", "multipliers": "numbers"}  # of terms
-FIXED = "fixed/"
+WHOLE, FIXED = "dense/", "frozen/"  # begin keys; committed numbers of bytes depend on these words
 SCALES = "scales/"  # before the key of a tensor: the exponents of its vectors
 CLIP = 10.0  # τ of a shard whose metadata has none
 VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression: of values, or of changes of what was sent
@@ -75,7 +75,7 @@ def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Messag
             terms.setdefault(name, {})[part] = tensor
         elif kind == "tail" and entry.endswith("/terms"):
             tail[name.removesuffix("/terms")] = tensor
-        elif kind == "whole" and name not in whole and (tensor.is_floating_point() or entry.startswith(FIXED)):
+        elif kind == "dense" and name not in whole and (tensor.is_floating_point() or entry.startswith(FIXED)):
             whole[name] = tensor
         else:
             raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
@@ -107,7 +107,7 @@ def _entries(message: Message) -> Iterator[tuple[str, Role, Tensor]]:
     for layer, stored in message.tail.items():
         yield f"tail/{layer}/terms", "numbers", stored
     for name, tensor in message.whole.items():
-        yield f"{FIXED if name in message.fixed else ''}whole/{name}", "outputs", tensor
+        yield f"{FIXED if name in message.fixed else ''}{WHOLE}{name}", "outputs", tensor
 
 
 def _compressed(entries: Iterable[tuple[str, Role, Tensor]], compression: str) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def _compressed(entries: Iterable[tuple[str, Role, Tensor]], compression: str) -
 
 def _role(entry: str) -> Role:
     kind, _, name = entry.removeprefix(FIXED).partition("/")
-    return "outputs" if kind == "whole" else ROLES.get(name.rpartition("/")[2], "numbers")
+    return "outputs" if kind == "dense" else ROLES.get(name.rpartition("/")[2], "numbers")
 
 
 def _expanded(tensors: Mapping[str, Tensor], compression: str) -> Mapping[str, Tensor]:
@@ -142,7 +142,7 @@ def _metadata(message: Message) -> dict[str, str]:
     # One entry, since safetensors writes several in any order.
     fields: dict[str, object] = {"keep_ratio": float(message.keep_ratio), "plan": message.plan_id}
     if message.frozen_digest:
-        fields["frozen"] = message.frozen_digest
+        fields["residual"] = message.frozen_digest
     if message.clip != CLIP:
         fields["clip"] = message.clip
     if message.compression != EXACT:
@@ -180,7 +180,7 @@ def _checked_metadata(metadata: Mapping[str, str]) -> tuple[float, str, str, flo
     """
     try:
         fields = json.loads(metadata["shard"])
-        keep_ratio, plan_id, frozen = fields["keep_ratio"], fields["plan"], fields.get("frozen", "")
+        keep_ratio, plan_id, frozen = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
         clip = fields.get("clip", CLIP)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError("its metadata has no keep ratio and plan") from error

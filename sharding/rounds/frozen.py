@@ -23,9 +23,9 @@ from sharding.modules.state import whole_state
 from sharding.modules.wrappers import named_modules, named_state
 from sharding.transport import serialize
 
-KEY = "frozen"  # of the digest in the metadata
+KEY = "residual"  # of the digest in the metadata
 NAME = "frozen part"  # in messages
-LAYERS, PARAMETERS = "layers/", "parameters/"  # begin the keys of the file
+LAYERS, PARAMETERS = "layers/", "dense/"  # begin the keys of the file
 _DIGESTS = WeakTensorKeyDictionary()  # of tensors' values, by tensor: the version that was read, and its digest
 
 
@@ -104,7 +104,7 @@ class Frozen:
         load(model, ((state[name], value.detach().to(device)) for name, value in self.parameters.items()), copy=False)
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: a safetensors file with keys ``layers/<layer>`` and ``parameters/<name>``.
+        """Return the wire form: a safetensors file with keys ``layers/<layer>`` and ``dense/<name>``.
 
         Its metadata has the digest.
         """

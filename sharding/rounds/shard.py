@@ -91,10 +91,10 @@ class Shard:
         return codec.size_of(_message(self))
 
     def to_bytes(self) -> bytes:
-        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``whole/<name>`` and
+        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
         ``tail/<layer>/terms``.
 
-        Keys of fixed tensors begin with ``fixed/``. Keep ratio and plan are in the file's metadata. Values that the
+        Keys of fixed tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards are rounded already.
         """
         return serialize.to_bytes(*codec.encode(_message(self)))

@@ -97,7 +97,7 @@ def test_clip_takes_bytes_only_where_it_is_unusual():
 def test_a_shard_with_an_invalid_clip_raises(clip):
     words = json.dumps({"keep_ratio": 1.0, "plan": "", "clip": clip})
     with pytest.raises(UserError, match="its metadata has"):
-        Shard.from_bytes(safetensors.torch.save({"whole/bias": torch.ones(3)}, {"shard": words}))
+        Shard.from_bytes(safetensors.torch.save({"dense/bias": torch.ones(3)}, {"shard": words}))
 
 
 def test_update_norm_equals_the_norm_of_all_changes():
@@ -275,9 +275,9 @@ def test_integer_and_bool_buffers_are_sent_but_not_averaged():
 
 def test_from_bytes_of_trainable_integers_raises():
     data = safetensors.torch.save(
-        {"whole/table": torch.ones(3, dtype=torch.int32)}, {"shard": json.dumps({"keep_ratio": 1.0, "plan": ""})}
+        {"dense/table": torch.ones(3, dtype=torch.int32)}, {"shard": json.dumps({"keep_ratio": 1.0, "plan": ""})}
     )
-    with pytest.raises(UserError, match=r"unknown entry 'whole/table', torch.int32"):
+    with pytest.raises(UserError, match=r"unknown entry 'dense/table', torch.int32"):
         Shard.from_bytes(data)
 
 

@@ -200,7 +200,7 @@ def test_bytes_of_each_method_are_those_of_the_wire(name):
         cohort = ours.experiment.sampler.cohort(t)
         shards = dict(ours.server.shards(dict.fromkeys(cohort, 0.2), t))
         rest = sum(
-            len(Shard({}, shard.whole, plan_id=shard.plan_id, residual_format=shard.frozen_digest).to_bytes())
+            len(Shard({}, shard.whole, plan_id=shard.plan_id, frozen_digest=shard.frozen_digest).to_bytes())
             for shard in shards.values()
         )
         sent = rest if name == "FLoRA" else sum(len(shard.to_bytes()) for shard in shards.values())

@@ -76,7 +76,7 @@ def planner_of(strategy="unbiased", **options):
 def assert_as_sequential(job, planner=None, num_lanes=3, **tolerance):
     """Train two rounds with both engines, the second on another model of the server."""
     planner = planner or planner_of("dense" if isinstance(job.model, GRU) else "unbiased")
-    job = replace(job, residual_format=planner.frozen(job.model))
+    job = replace(job, frozen=planner.frozen(job.model))
     lanes, sequential, model = LanesEngine(job, num_lanes), SequentialEngine(job), deepcopy(job.model)
     for round in (0, 1):
         plan = planner.plan(model, dict(enumerate(RATIOS)), round)
