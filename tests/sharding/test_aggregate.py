@@ -79,8 +79,8 @@ def test_average_of_terms_is_over_the_clients_that_drew_them(round_one):
     for name, weight in expected.items():
         torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), weight, rtol=0, atol=1e-12)
     total = sum(NUM_SAMPLES.values())
-    for name in plan.shard("a").dense:
-        mean = sum(NUM_SAMPLES[c] * updates[c].dense[name] for c in updates) / total
+    for name in plan.shard("a").whole:
+        mean = sum(NUM_SAMPLES[c] * updates[c].whole[name] for c in updates) / total
         torch.testing.assert_close(model.state_dict()[name], mean, rtol=0, atol=1e-12)
 
 
@@ -113,7 +113,7 @@ def corrupted(shard: Update, part: str, change) -> Update:
 
 def with_dense(shard: Update, change) -> Update:
     """The same update with all dense tensors replaced."""
-    return replace(shard, dense={name: change(tensor) for name, tensor in shard.dense.items()})
+    return replace(shard, whole={name: change(tensor) for name, tensor in shard.whole.items()})
 
 
 NAN, INF = float("nan"), float("inf")
@@ -139,17 +139,20 @@ FAULTS = {
         lambda shard: replace(shard, terms={**shard.terms, "x": shard.terms["1"]}),
         "other layers: x.u, x.v",
     ),
-    "no dense": (lambda shard: replace(shard, dense={}), "other layers: 0.bias, 0.weight"),
+    "no dense": (lambda shard: replace(shard, whole={}), "other layers: 0.bias, 0.weight"),
     "terms passed off as dense": (
         lambda shard: replace(
             shard,
             terms={name: terms for name, terms in shard.terms.items() if name != "1"},
-            dense={**shard.dense, **{f"1.{part}": getattr(shard.terms["1"], part) for part in "uv"}},
+            whole={**shard.whole, **{f"1.{part}": getattr(shard.terms["1"], part) for part in "uv"}},
         ),
         "other layers",
     ),
     "not a shard": (lambda shard: {"u": 1}, "a dict, not an update"),
-    "another plan": (lambda shard: replace(shard, plan="0-0"), r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'"),
+    "another plan": (
+        lambda shard: replace(shard, plan_id="0-0"),
+        r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'",
+    ),
     "no terms": (lambda shard: replace(shard, terms=None), "not a readable update: AttributeError"),
     "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable update"),
 }
@@ -296,7 +299,7 @@ def subsets(probabilities):
 def test_sampled_uploads_of_dense_parameters_are_unbiased(round_one, server_lr):
     model, plan, updates = round_one
     total = sum(NUM_SAMPLES.values())
-    expected = {name: torch.zeros_like(tensor) for name, tensor in plan.shard("a").dense.items()}
+    expected = {name: torch.zeros_like(tensor) for name, tensor in plan.shard("a").whole.items()}
     for drawn, chance in subsets(PROBABILITIES):
         copy = deepcopy(model)
         weights = {c: NUM_SAMPLES[c] / PROBABILITIES[c] for c in drawn}
@@ -305,8 +308,8 @@ def test_sampled_uploads_of_dense_parameters_are_unbiased(round_one, server_lr):
         for name, mean in expected.items():
             mean += chance * copy.state_dict()[name]
     for name, mean in expected.items():
-        old = plan.shard("a").dense[name]
-        step = sum(NUM_SAMPLES[c] * (updates[c].dense[name] - old) for c in updates) / total
+        old = plan.shard("a").whole[name]
+        step = sum(NUM_SAMPLES[c] * (updates[c].whole[name] - old) for c in updates) / total
         torch.testing.assert_close(mean, old + server_lr * step, rtol=0, atol=1e-12)
 
 
@@ -348,10 +351,10 @@ def test_update_of_frozen_parameters_is_rejected_and_changes_nothing():
     net.register_buffer("table", torch.arange(5) * 10)
     before = deepcopy(net.state_dict())
     planner = ShardPlanner()
-    plan, residual = planner.plan(net, {"a": 0.5, "b": 0.5}), planner.residual(net)
+    plan, residual = planner.plan(net, {"a": 0.5, "b": 0.5}), planner.frozen(net)
     batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]
-    everything = replace(unchanged(plan.shard("b")), dense=plan.shard("b").dense)
-    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, residual=residual), "b": everything}
+    everything = replace(unchanged(plan.shard("b")), whole=plan.shard("b").whole)
+    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, frozen=residual), "b": everything}
     outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
     assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
     assert "other layers: table" in outcome.rejected["b"].message

@@ -12,7 +12,7 @@ from sharding import COMPRESSIONS, Shard, ShardPlanner, Update, UserError
 from sharding.transport.serialize import LONGEST_HEADER
 from tests.sharding.models import aggregate, make_net, perturbed
 
-WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "dense/x"]
+WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "whole/x"]
 NUMBERS = [0, 1, -1, 2, 7, 8, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, None, True, [], {}, "1"]
 
 
@@ -89,7 +89,7 @@ CHANGES = [
     lambda data, rng: data + rng.bytes(rng.integers(1, 20)),
     lambda data, rng: rng.bytes(rng.integers(200)),
 ]
-ODDS = np.array([8, 4, 3, 0.5, 1, 0.5, 1])
+ODDS = np.array([8, 4, 5, 0.5, 1, 0.5, 1])
 
 
 def read(data: bytes) -> Update | str:
@@ -124,7 +124,7 @@ def test_from_bytes_of_corrupted_updates_raises_or_leaves_the_server_finite(wire
 
 
 def test_from_bytes_of_a_long_header_raises():
-    header = {f"dense/{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(65_000)}
+    header = {f"whole/{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(65_000)}
     data = joined(header, b"")
     assert len(data) > LONGEST_HEADER
     with pytest.raises(UserError, match=rf"a header of {len(data) - 8} bytes, and more than {LONGEST_HEADER} are not"):
@@ -153,15 +153,15 @@ WRONG = {
         "these .* bytes are not a shard: KeyError",
     ),
     "no words": (lambda data: edited(data, lambda h: h["__metadata__"].clear()), "no keep ratio and plan"),
-    "a part missing": (lambda data: edited(data, renamed("terms/1/u", "dense/u")), "it lacks 'u' of layer '1'"),
+    "a part missing": (lambda data: edited(data, renamed("terms/1/u", "whole/u")), "it lacks 'u' of layer '1'"),
     "an unknown part": (lambda data: edited(data, renamed("terms/1/u", "terms/1/w")), "it lacks 'u' of layer"),
     "an unknown kind": (
-        lambda data: edited(data, renamed("dense/0.bias", "rest/0.bias")),
+        lambda data: edited(data, renamed("whole/0.bias", "rest/0.bias")),
         "unknown entry .rest/0.bias.",
     ),
     "twice": (
-        lambda data: edited(data, renamed("dense/7.bias", "frozen/dense/0.bias")),
-        "unknown entry .(frozen/)?dense/0",
+        lambda data: edited(data, renamed("whole/7.bias", "fixed/whole/0.bias")),
+        "unknown entry .(fixed/)?whole/0",
     ),
     "keep ratio": (
         lambda data: edited(data, lambda h: h["__metadata__"].update(shard='{"keep_ratio": 2.0, "plan": ""}')),

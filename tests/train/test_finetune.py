@@ -85,7 +85,7 @@ def test_finetuning_has_the_same_bits_in_processes_and_after_an_interruption(wor
         (["data.max_length=65"], "data.max_length=65 must be 1 to 64, which"),
         (["residual=null"], "init=low_rank would cut off "),
         (["model.weights={folder}/news.csv"], "there is no such folder, and from the Hugging Face hub: "),
-        (["residual=int5"], "residual='int5': input should be 'int4'"),
+        (["residual=int5"], "residual_format='int5': input should be 'int4'"),
     ],
 )
 def test_finetuning_with_a_mistake_exits_with_one_line(overrides, message, words, tables, capsys):

@@ -154,8 +154,8 @@ class Average:
         """Yield the name and Δ of every tensor that was averaged, in its type."""
         weight = self._mean.weight
         total = weight if self._total is None else self._total * weight / (self._claimed or 1.0)
-        for name, weighted_sum in self._mean.dense():
-            sent = self._plan.dense[name]
+        for name, weighted_sum in self._mean.whole():
+            sent = self._plan.whole[name]
             yield name, (weighted_sum.sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
         for layer, u, v in self._mean.vectors():
             release_freed_memory()

@@ -76,7 +76,7 @@ def planner_of(strategy="unbiased", **options):
 def assert_as_sequential(job, planner=None, num_lanes=3, **tolerance):
     """Train two rounds with both engines, the second on another model of the server."""
     planner = planner or planner_of("dense" if isinstance(job.model, GRU) else "unbiased")
-    job = replace(job, residual=planner.residual(job.model))
+    job = replace(job, frozen=planner.frozen(job.model))
     lanes, sequential, model = LanesEngine(job, num_lanes), SequentialEngine(job), deepcopy(job.model)
     for round in (0, 1):
         plan = planner.plan(model, dict(enumerate(RATIOS)), round)
@@ -159,7 +159,7 @@ def test_recorded_steps_with_tails_and_frozen_layers_equal_sequential(strategy, 
 def with_residual(kind):
     """A job of a model in factors on a residual."""
     job = job_of(kind)
-    return replace(job, model=factorize(job.model, 0.6, residual="int4"))
+    return replace(job, model=factorize(job.model, 0.6, residual_format="int4"))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -222,7 +222,7 @@ def test_client_that_fails_fails_alone(caplog, recorder):
     assert recorder.replays > 20
 
 
-def test_client_without_samples_returns_what_it_got(recorder):
+def test_client_without_samples_fails_as_in_sequential(recorder):
     job = job_of("batch_norm")
     empty = job.clients[5]
     job = replace(job, clients=dict(job.clients) | {5: Split(empty.inputs[:0], empty.targets[:0])})
