@@ -8,6 +8,7 @@ decomposes nothing; all values come from the shard.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 from weakref import ref
@@ -165,21 +166,12 @@ def init_empty() -> Iterator[None]:
     """Build models inside this context with parameters on the `meta` device, which take no memory, and real buffers.
 
     Under ``torch.device("meta")`` the buffers that a model computes, such as a table of positions, have no values
-    either. Models that other threads build at the same time are affected too.
+    either. Models that other threads build at the same time are not affected.
 
     Raises:
         UserError: a constructor reads the values of parameters, as timm's SwinV2-CR does.
     """
-    made: dict[int, tuple[ref[nn.Parameter], nn.Parameter]] = {}
-
-    def register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        if is_lazy(parameter) or parameter.is_meta:
-            return None
-        if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
-            made[id(parameter)] = ref(parameter), meta_parameter(parameter)
-        return made[id(parameter)][1]
-
-    handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip
+    token = _EMPTIED.set({})
     try:
         yield
     except (NotImplementedError, RuntimeError) as error:
@@ -190,7 +182,25 @@ def init_empty() -> Iterator[None]:
             f"{reason}; build this model outside init_empty(): a structure with values works, too"
         ) from error
     finally:
-        handle.remove()
+        _EMPTIED.reset(token)
+
+
+# The parameters that the `init_empty` of this thread has replaced, by id; None outside of it.
+_EMPTIED = ContextVar[dict[int, tuple[ref[nn.Parameter], nn.Parameter]] | None]("_EMPTIED", default=None)
+
+
+def _register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
+    """Return what a module gets in place of a parameter; None to leave it."""
+    made = _EMPTIED.get()
+    if made is None or is_lazy(parameter) or parameter.is_meta:
+        return None
+    if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
+        made[id(parameter)] = ref(parameter), meta_parameter(parameter)
+    return made[id(parameter)][1]
+
+
+# Once and for good: while it comes or goes, no other thread can build a model, since torch iterates over its hooks.
+register_module_parameter_registration_hook(_register)  # type: ignore[arg-type]  # torch's slip
 
 
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:

@@ -1,10 +1,13 @@
 """Per-vector averaging against the definition written as loops, and invalid updates."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from math import nan, prod
+from threading import Lock
+from time import sleep
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 
 from sharding import MaxShare, NormBound, Server, ShardPlanner, Update, UserError, train_shard
 from sharding.rounds.aggregation.faults import NOTHING
+from sharding.rounds.aggregation.means import RunningMean
 from sharding.rounds.failures import Failure, Kind
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of, unchanged
 
@@ -476,3 +480,38 @@ def test_max_share_of_equal_weights_keeps_the_last_to_arrive():
     for client in "cabd":
         average.add(client, unchanged(plan.shard(client)))
     assert [*average._kept] == ["b", "d"]
+
+
+def test_updates_from_threads_are_averaged_as_from_one(monkeypatch):
+    """Each sum is slow here, so that without a lock all of them would run at once."""
+    add, busy = RunningMean.add, Lock()
+
+    def slow(self, *args):
+        assert busy.acquire(blocking=False), "two updates were summed at once"
+        sleep(0.005)
+        add(self, *args)
+        busy.release()
+
+    clients = dict.fromkeys(range(12), 0.5)
+    plan = make_plan(make_net().double(), clients)
+    updates = {client: perturbed(shard, client) for client, shard in plan.shards()}
+    monkeypatch.setattr(RunningMean, "add", slow)
+
+    def step(threads):
+        model = make_net().double()
+        server = Server(model, ShardPlanner("collective"))
+        average = server.average(plan, dict.fromkeys(clients, 1))
+        with ThreadPoolExecutor(threads) as pool:
+            assert [*pool.map(average.add, updates, updates.values())] == [None] * 12
+        assert [*server.step(average).accepted] == [*clients]
+        return model.state_dict()
+
+    torch.testing.assert_close(step(8), step(1), rtol=0, atol=1e-13)
+
+
+def test_shards_of_a_plan_in_threads_have_the_same_bytes():
+    clients = {number: 0.2 + 0.05 * (number % 4) for number in range(12)}
+    one, other = make_plan(make_net(), clients), make_plan(make_net(), clients)
+    with ThreadPoolExecutor(8) as threads:
+        shards = list(threads.map(one.shard, clients))
+    assert [shard.to_bytes() for shard in shards] == [other.shard(client).to_bytes() for client in clients]

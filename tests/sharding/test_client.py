@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from sharding import (
     client_model,
     clip_and_decay,
     factorize,
+    init_empty,
     split_layers,
     train_shard,
     unpack_attention,
@@ -296,6 +298,25 @@ def test_init_empty_keeps_requires_grad_and_allocates_no_parameters():
     assert all(parameter.is_meta for parameter in model.parameters())
     assert not model[0].weight.requires_grad
     assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
+
+
+def test_init_empty_in_threads_empties_the_models_of_its_own_thread_only():
+    def build(number):
+        if number % 2:
+            return nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        return make_skeleton(lambda: nn.ModuleList(nn.Linear(8, 8) for _ in range(4)))
+
+    with ThreadPoolExecutor(8) as threads:
+        models = list(threads.map(build, range(200)))
+    for number, model in enumerate(models):
+        assert [part.is_meta for part in model.parameters()] == [number % 2 == 0] * 8
+
+
+def test_init_empty_inside_another_ends_with_the_outer_one():
+    with init_empty():
+        make_skeleton(make_net)
+        assert nn.Linear(2, 2).weight.is_meta
+    assert not nn.Linear(2, 2).weight.is_meta
 
 
 class Peeking(nn.Linear):

@@ -196,7 +196,9 @@ def failing(kind):
         if kind == "diverges":
             with torch.no_grad():
                 next(model.parameters()).fill_(nan)
-        return {"loss": 1.0} if kind == "has no weight" else {"num-examples": 40}
+        if kind == "has no weight":
+            return {"loss": 1.0}
+        return {"num-examples": 0 if kind == "trained nothing" else 40}
 
     return train_or_fail
 
@@ -207,6 +209,7 @@ def failing(kind):
         ("raises", "disk full", Kind.FAILED),
         ("diverges", "NaN or Inf", Kind.NOT_FINITE),
         ("has no weight", "'num-examples' is None", Kind.MALFORMED),
+        ("trained nothing", "'num-examples' is 0", Kind.MALFORMED),
         ("is silent", "no reply within 0 s", Kind.LATE),
     ],
 )

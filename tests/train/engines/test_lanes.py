@@ -98,6 +98,16 @@ def test_lanes_equal_sequential(kind, num_lanes):
     assert_as_sequential(job_of(kind), num_lanes=num_lanes)
 
 
+@pytest.mark.parametrize("local", [{"epochs": 2}, {"steps": 4}])
+@pytest.mark.parametrize("engine", [SequentialEngine, LanesEngine])
+def test_client_without_samples_fails(engine, local):
+    job = job_of("resnet", **local)
+    job = replace(job, clients={**job.clients, 2: Split(job.clients[2].inputs[:0], job.clients[2].targets[:0])})
+    replies = dict(engine(job).train(planner_of().plan(job.model, dict(enumerate(RATIOS)), 0), 0, LR))
+    assert [client for client, reply in replies.items() if reply.update is None] == [2]
+    assert "no samples to train on" in str(replies[2].failure)
+
+
 LOCALS = [
     {"optimizer": ADAMW},
     {"optimizer": {"name": "adamw", "lr": 0.02, "amsgrad": True}},
@@ -212,7 +222,7 @@ def test_client_that_fails_fails_alone(caplog, recorder):
     assert recorder.replays > 20
 
 
-def test_client_without_samples_returns_what_it_got(recorder):
+def test_client_without_samples_fails_as_in_sequential(recorder):
     job = job_of("batch_norm")
     empty = job.clients[5]
     job = replace(job, clients=dict(job.clients) | {5: Split(empty.inputs[:0], empty.targets[:0])})
