@@ -34,9 +34,8 @@ def inspect_partition(config: Config, into: Path) -> Iterator[str]:
     Raises:
         UserError: the data is not there, or cannot be partitioned as configured.
     """
-    tasks = {f"{config.name}-{name}": task for name, task in config.task_configs().items()}
-    for name, task in (tasks or {config.name: config}).items():
-        yield from _inspect(task, name, into)
+    for one in config.models():
+        yield from _inspect(one, config.name if one is config else f"{config.name}-{one.name}", into)
 
 
 def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
