@@ -92,12 +92,14 @@ def pull(grid: Grid, number: str) -> list[Message]:
         raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error
 
 
-def metric_record(metrics: Mapping[str, Any]) -> MetricRecord:
+def metric_record(metrics: Any) -> MetricRecord:
     """Return metrics as a record; tensors and NumPy's numbers become Python's, and booleans 0 and 1.
 
     Raises:
-        UserError: a metric is neither a number nor a list of numbers of one type.
+        UserError: there are no metrics, or one is neither a number nor a list of numbers of one type.
     """
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"a client's function returned {safe_repr(metrics)}; return a dict with num-examples")
     record = MetricRecord()
     for name, value in metrics.items():
         try:

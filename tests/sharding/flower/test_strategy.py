@@ -634,6 +634,12 @@ def test_metric_that_is_no_number_is_named(value):
         metric_record({"num-examples": 1, "loss": value})
 
 
+@pytest.mark.parametrize("returned", [None, 3, (0.5, 10, {})])
+def test_function_that_returns_no_metrics_is_a_clear_failure(returned):
+    strategy, _, _ = run(server_of(), StubGrid(make_app(structure_of(), lambda *_: returned), configs()), rounds=1)
+    assert all(f"a client's function returned {returned}" in str(failure) for failure in strategy.failures[1].values())
+
+
 def test_update_with_metrics_of_tensors_counts():
     def train_and_report(model, config, context):
         metrics = train(model, config, context)
