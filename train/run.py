@@ -138,7 +138,7 @@ def _restore(config: Config, experiment: Experiments) -> list[RoundMetrics]:
         file, checkpoint = newest
         checkpoint.restore(experiment.model, states_of(experiment))
         for one in experiment.parts.values():  # what is frozen may have been rounded on another processor
-            one.job = replace(one.job, residual=one.server.residual)
+            one.job = replace(one.job, frozen=one.server.frozen)
         start = checkpoint.rounds
         if file.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
             file.replace(config.directory / files.CHECKPOINT_FILE)

@@ -1,4 +1,4 @@
-"""The content of messages between server and nodes: a shard or a residual is one array of bytes, without pickle.
+"""The content of messages between server and nodes: a shard or a frozen part is one array of bytes, without pickle.
 
 Readers trust nothing: what is missing or invalid raises a `UserError`.
 """
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from sharding.errors import UserError, safe_repr
 from sharding.rounds.failures import FailureError, Kind, hint_at, one_line
-from sharding.rounds.residual import Residual
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
 # The records of a message, by the keys of Flower's FedAvg, and two more.
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-RESIDUAL = "residual"  # in a message from the server, and in a node's state
+FROZEN = "frozen"  # in a message from the server, and in a node's state
 NODE = "node"  # what a node reports about itself
 
 SHARD = "shard"  # the name of the array
@@ -32,8 +32,8 @@ LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
-def pack(message: Shard | Update | Residual) -> ArrayRecord:
-    """Return a shard, an update or a residual as one array."""
+def pack(message: Shard | Update | Frozen) -> ArrayRecord:
+    """Return a shard, an update or a frozen part as one array."""
     data = message.to_bytes()
     return ArrayRecord({SHARD: Array("uint8", (len(data),), STYPE, data)})
 

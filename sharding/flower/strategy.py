@@ -33,7 +33,7 @@ class SpectralSharding(Strategy):
 
     The model is the server's, and is trained in place. Shards are sent and updates are averaged one by one, so that
     memory does not grow with the number of nodes. A node that fails, leaves or is late is left out of its round: the
-    log says why, and `failures` keeps it. The residual of a pretrained model is sent to each node once.
+    log says why, and `failures` keeps it. The frozen part of a pretrained model is sent to each node once.
 
     To give each node a configuration, change that of its message in a subclass::
 
@@ -234,7 +234,11 @@ class SpectralSharding(Strategy):
         planner = self.server.planner
         if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
             planner = ShardPlanner(
-                "top_n", skip=planner.skip, also=planner.also, compression=planner.compression, tail=planner.tail
+                "top_n",
+                skip=planner.skip,
+                also=planner.also,
+                compression=planner.compression,
+                tail_format=planner.tail_format,
             )
         model = self.server.result
         return self._messages(MessageType.EVALUATE, nodes, planner, model, server_round, server_round, config)
@@ -282,8 +286,8 @@ class SpectralSharding(Strategy):
             self._plan = None
             return []
         self._plan = planner.plan(model, {node.client: node.keep_ratio for node in nodes}, number)
-        values, residual = {**config, "server-round": server_round}, planner.residual(model)
-        return self._exchange.messages(kind, nodes, server_round, lambda _: values, self._plan, residual)
+        values, frozen = {**config, "server-round": server_round}, planner.frozen(model)
+        return self._exchange.messages(kind, nodes, server_round, lambda _: values, self._plan, frozen)
 
     def _read_metrics(self, content: RecordDict) -> MetricRecord:
         """Return a reply's metrics, which have a valid weight."""

@@ -217,9 +217,9 @@ def test_register_layer_of_a_subclass_factorizes_it():
 def test_factorize_in_inference_mode_makes_a_model_that_trains(residual):
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
     with torch.inference_mode():
-        small = factorize(model, 0.25, residual=residual)
+        small = factorize(model, 0.25, residual_format=residual)
     small(torch.ones(2, 8)).sum().backward()
-    expected = factorize(model, 0.25, residual=residual).state_dict()
+    expected = factorize(model, 0.25, residual_format=residual).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in small.state_dict().items())
 
 

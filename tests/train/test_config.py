@@ -72,10 +72,19 @@ def test_config_of_a_run_can_be_run_again_but_has_no_other_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "options"),
     [
-        ([], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
-        (["model=resnet18_gn"], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
-        (["model.width=32"], {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
-        (["model={width: 32}"], {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
+        ([], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False}),
+        (
+            ["model=resnet18_gn"],
+            {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False},
+        ),
+        (
+            ["model.width=32"],
+            {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False},
+        ),
+        (
+            ["model={width: 32}"],
+            {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False},
+        ),
         (["model=mlp"], {"hidden": (64,)}),
         (["model.name=mlp"], {"hidden": (64,)}),
         (["model.hidden=[8]", "model=mlp"], {"hidden": (8,)}),

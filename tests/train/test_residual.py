@@ -31,7 +31,7 @@ def test_clients_of_unequal_keep_ratios_all_train_on_a_residual(tmp_path):
 def test_bytes_of_a_run_on_a_residual_count_each_client_once(tmp_path):
     config = tiny(tmp_path / "run", shared=ON_INT4)
     experiment = assemble(config)
-    assert experiment.residual_nbytes == len(experiment.server.residual.to_bytes())
+    assert experiment.residual_nbytes == len(experiment.server.frozen.to_bytes())
     seen = set()
     for t, line in enumerate(read(run(config))):
         plan = experiment.plan(experiment.sampler.cohort(t), t)

@@ -64,11 +64,11 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     planner, built = make_planner(config), make_model(config, dataset)
     parameters, dense = sum(parameter.numel() for parameter in built.parameters()), dense_nbytes(built)
     model = first_model(config, built, planner.strategy, keep_ratios.values())
-    residual = planner.residual(model)
+    frozen = planner.frozen(model)
     size = f"{parameters:,} parameters, {dense:,} bytes"
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
-    if len(residual):
-        yield f"first contact: each client is sent {residual.nbytes:,} bytes once, which stay frozen"
+    if len(frozen):
+        yield f"first contact: each client is sent {frozen.nbytes:,} bytes once, which stay frozen"
     strongest = max(keep_ratios.values())
     for ratio in sorted(set(keep_ratios.values())):
         nbytes = planner.nbytes(model, ratio, strongest)

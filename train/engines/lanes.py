@@ -182,7 +182,7 @@ class Lane:
     def _load(self, shard: Shard, lr: float) -> None:
         """Put a shard's values in the place of the last one's, and begin anew all that a client begins with."""
         if "_model" not in vars(self):
-            self._model = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
+            self._model = keep_memory_format(client_model(self.job.model, shard, frozen=self.job.frozen))
             for layer in factorized_layers(self._model):
                 layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             self._unsent = [(part, part[0]._buffers[part[1]]) for part in unsent_buffers(self._model)]

@@ -47,7 +47,7 @@ class SequentialEngine(Engine):
         """Return the model that shards of this one's keep ratio are trained in, with unsent buffers as in a new one."""
         size = shard.keep_ratio if shard.terms else None  # without terms all layers are whole
         if size not in self._residents:
-            model = keep_memory_format(client_model(self.job.model, shard, residual=self.job.residual))
+            model = keep_memory_format(client_model(self.job.model, shard, frozen=self.job.frozen))
             self._residents[size] = model, unsent_buffers(model)
         model, buffers = self._residents[size]
         for module, name, value in buffers:

@@ -200,7 +200,9 @@ def failing(kind):
         if kind == "diverges":
             with torch.no_grad():
                 next(model.parameters()).fill_(nan)
-        return {"loss": 1.0} if kind == "has no weight" else {"num-examples": 40}
+        if kind == "has no weight":
+            return {"loss": 1.0}
+        return {"num-examples": 0 if kind == "trained nothing" else 40}
 
     return train_or_fail
 
@@ -211,6 +213,7 @@ def failing(kind):
         ("raises", "disk full", Kind.FAILED),
         ("diverges", "NaN or Inf", Kind.NOT_FINITE),
         ("has no weight", "'num-examples' is None", Kind.MALFORMED),
+        ("trained nothing", "'num-examples' is 0", Kind.MALFORMED),
         ("is silent", "no reply within 0 s", Kind.LATE),
     ],
 )
@@ -363,7 +366,7 @@ def frozen_server():
     torch.manual_seed(0)
     model = make_model()
     model[0].bias.requires_grad_(False)
-    return Server(factorize(model, 0.25, residual="int8"), ShardPlanner("top_n"))
+    return Server(factorize(model, 0.25, residual_format="int8"), ShardPlanner("top_n"))
 
 
 def test_residual_is_sent_once_to_each_node():
@@ -371,7 +374,7 @@ def test_residual_is_sent_once_to_each_node():
     strategy, result, _ = run(frozen_server(), grid, rounds=3, fraction_evaluate=1.0)
     assert strategy.failures == {}
     assert result.evaluate_metrics_clientapp.keys() == {1, 2, 3}
-    assert [(node, kind) for node, kind, content in grid.pushed if "residual" in content] == [
+    assert [(node, kind) for node, kind, content in grid.pushed if "frozen" in content] == [
         (node, "train") for node in (1000, 999, 998)
     ]
 
@@ -381,7 +384,7 @@ def test_residual_with_adamw_on_nodes_equals_server_round():
     run(ours, rounds=2)
 
     def train_here(client, shard):
-        model = client_model(structure_of(), shard, residual=theirs.residual)
+        model = client_model(structure_of(), shard, frozen=theirs.frozen)
         fit(model, client)
         return shard.read_from(model)
 
@@ -412,7 +415,7 @@ def test_node_that_lost_its_residual_gets_it_again_in_the_same_round(purpose):
         states.append((server.model.state_dict(), result.evaluate_metrics_clientapp))
     assert all(torch.equal(value, states[1][0][name]) for name, value in states[0][0].items())
     assert states[0][1] == states[1][1]
-    sent = [(node, kind) for node, kind, content in grid.pushed if "residual" in content]
+    sent = [(node, kind) for node, kind, content in grid.pushed if "frozen" in content]
     assert sent == [(1000, "train"), (999, "train"), (998, "train"), (999, purpose)]
 
 
@@ -437,7 +440,7 @@ def test_message_that_is_sent_again_has_the_configuration_of_a_subclass():
 
 def test_node_that_always_lacks_the_residual_is_left_out():
     def train_or_lack(model, config, context):
-        raise UserError("this node lacks the residual of the model")
+        raise UserError("this node lacks the frozen part of the model")
 
     grid = StubGrid(make_app(structure_of(), train_or_lack), configs())
     strategy, _, _ = run(frozen_server(), grid, rounds=1)
@@ -458,7 +461,7 @@ def test_residual_is_sent_once_to_a_node_without_a_valid_reply(fault):
         grid.bend[999] = lambda reply: []
     strategy, _, _ = run(frozen_server(), grid, rounds=3, keep_ratio=0.5)
     assert [list(failed) for failed in strategy.failures.values()] == [[999]] * 3
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [998, 999, 1000]
+    assert [node for node, _, content in grid.pushed if "frozen" in content] == [998, 999, 1000]
 
 
 def test_residual_that_flower_did_not_accept_is_sent_again():
@@ -474,19 +477,19 @@ def test_residual_that_flower_did_not_accept_is_sent_again():
     grid = Full(make_app(structure_of(), train), configs())
     strategy, _, _ = run(frozen_server(), grid, keep_ratio=0.5)
     assert strategy.failures.keys() == {1}
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [998, 1000, 999]
+    assert [node for node, _, content in grid.pushed if "frozen" in content] == [998, 1000, 999]
 
 
 def test_spoiled_residual_in_a_nodes_state_is_sent_again():
     def spoil(model, config, context):
-        array = context.state["residual"]["shard"]
+        array = context.state["frozen"]["shard"]
         array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
         return train(model, config, context)
 
     grid = StubGrid(make_app(structure_of(), spoil), configs())
     strategy, _, _ = run(frozen_server(), grid)
     assert strategy.failures == {}
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [1000, 999, 998] * 2
+    assert [node for node, _, content in grid.pushed if "frozen" in content] == [1000, 999, 998] * 2
 
 
 def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
@@ -510,7 +513,7 @@ def test_evaluation_gives_nodes_the_tail_that_they_train_with(strategy, tail, sh
 
     nodes = {9: {"partition-id": 0, "keep-ratio": 0.25}, 8: {"partition-id": 1, "keep-ratio": 0.5}}
     grid = StubGrid(make_app(structure_of(), train, count_tails), nodes)
-    server = Server(make_model(), ShardPlanner(strategy, tail=tail))
+    server = Server(make_model(), ShardPlanner(strategy, tail_format=tail))
     _, result, _ = run(server, grid, rounds=1, fraction_evaluate=1.0)
     assert result.evaluate_metrics_clientapp[1]["tails"] == share
 
@@ -804,9 +807,9 @@ def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
     for average in (late, early):
         for client, weight in ((0, 1.0), (1, 9.0)):
             update = unchanged(plan.shard(client))
-            moved = {name: value + 1 + client for name, value in update.dense.items()}
-            average.add(client, replace(update, dense=moved), weight)
-    late.add(2, replace(spoiled, dense={name: value * nan for name, value in spoiled.dense.items()}), 1e9)
+            moved = {name: value + 1 + client for name, value in update.whole.items()}
+            average.add(client, replace(update, whole=moved), weight)
+    late.add(2, replace(spoiled, whole={name: value * nan for name, value in spoiled.whole.items()}), 1e9)
     (ours, late_outcome), (theirs, early_outcome) = late.finish(), early.finish()
     assert late_outcome.accepted == early_outcome.accepted == [0, 1]
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -98,7 +98,7 @@ def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strat
     job = make_job(kind)
     for index, parameter in enumerate(job.model.parameters()):
         parameter.requires_grad_(index % 5 not in (0, 1))
-    job = replace(job, residual=ShardPlanner(strategy).residual(job.model))
+    job = replace(job, frozen=ShardPlanner(strategy).frozen(job.model))
     plan = make_plan(job, strategy)
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
