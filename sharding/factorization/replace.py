@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 
 from sharding.errors import UserError
@@ -71,34 +72,35 @@ def factorize(
     check_supported(model, TO_REPLACE)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
-    shared = copied(model, {id(tensor): tensor for tensor in tensors(model)})  # other modules with the same tensors
-    copy = unpack(shared, packed)  # every error is found before anything is changed
-    layers = sort_layers(copy, skip, also)
-    _check_finite(layers.shardable)
-    elsewhere = count_parameters(copy) - sum(Cost.of(layer).dense for layer in layers.shardable.values())
-    terms = count_terms(copy, layers.shardable, keep_ratio, elsewhere)
+    with torch.inference_mode(False), torch.no_grad():  # the result can train, in whatever mode it is made
+        shared = copied(model, {id(tensor): tensor for tensor in tensors(model)})  # other modules with the same tensors
+        copy = unpack(shared, packed)  # every error is found before anything is changed
+        layers = sort_layers(copy, skip, also)
+        _check_finite(layers.shardable)
+        elsewhere = count_parameters(copy) - sum(Cost.of(layer).dense for layer in layers.shardable.values())
+        terms = count_terms(copy, layers.shardable, keep_ratio, elsewhere)
 
-    unfactorized = reasons(layers, terms, skip)
-    kept = {name: n for name, n in terms.items() if isinstance(n, int)}
-    dense = {name: layers.shardable[name] for name in kept}
-    report = FactorizationReport(
-        unfactorized=unfactorized,
-        uncovered=uncovered(copy, dense, unfactorized),
-        parameters_before=count_parameters(model),
-    )
-    kinds = {name: _kind(name, layer, residual_format) for name, layer in dense.items()}
-    moments = {} if calibration is None else observe(copy, dense, calibration)
-    target = unpack(model, packed) if inplace else copy
-    old = {name: get_submodule(target, name) for name in kept}
-    new = {
-        name: kinds[name].from_dense(layer, kept[name], residual_format, moments.pop(name, None))
-        for name, layer in old.items()
-    }
-    report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
-    target = replace_modules(target, {id(old[name]): layer for name, layer in new.items()})
-    report.parameters_after = count_parameters(target)
-    result = target if inplace else copied(target)
-    result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
+        unfactorized = reasons(layers, terms, skip)
+        kept = {name: n for name, n in terms.items() if isinstance(n, int)}
+        dense = {name: layers.shardable[name] for name in kept}
+        report = FactorizationReport(
+            unfactorized=unfactorized,
+            uncovered=uncovered(copy, dense, unfactorized),
+            parameters_before=count_parameters(model),
+        )
+        kinds = {name: _kind(name, layer, residual_format) for name, layer in dense.items()}
+        moments = {} if calibration is None else observe(copy, dense, calibration)
+        target = unpack(model, packed) if inplace else copy
+        old = {name: get_submodule(target, name) for name in kept}
+        new = {
+            name: kinds[name].from_dense(layer, kept[name], residual_format, moments.pop(name, None))
+            for name, layer in old.items()
+        }
+        report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
+        target = replace_modules(target, {id(old[name]): layer for name, layer in new.items()})
+        report.parameters_after = count_parameters(target)
+        result = target if inplace else copied(target)
+        result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
     warn_if_little(report)
     return result
 

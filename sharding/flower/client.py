@@ -8,11 +8,22 @@ from math import inf
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, CONFIG, FROZEN, LACKS, METRICS, NODE, bytes_of, pack, part_of
+from sharding.flower.messages import (
+    ARRAYS,
+    CONFIG,
+    FROZEN,
+    LACKS,
+    METRICS,
+    NODE,
+    bytes_of,
+    metric_record,
+    pack,
+    part_of,
+)
 from sharding.rounds.client import client_model
 from sharding.rounds.frozen import Frozen
 from sharding.rounds.shard import Shard
@@ -64,15 +75,15 @@ def train_message(
         device: of the model.
 
     Raises:
-        UserError: the message has no shard, the shard does not fit the structure, or the frozen part is missing. Flower
-            sends the error's text to the server, as it does with any error in `train`.
+        UserError: the message has no shard, the shard does not fit the structure, the frozen part is missing, or a
+            metric is no number. Flower sends the error's text to the server, as it does with any error in `train`.
     """
     shard, model = _received(message, context, structure, device)
     if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
         model.train()
     message.content[CONFIG]["clip"] = inf if shard.clip is None else shard.clip  # Flower has no None
     metrics = train(model, message.content[CONFIG])
-    reply = {ARRAYS: pack(shard.read_from(model)), METRICS: MetricRecord(dict(metrics))}
+    reply = {ARRAYS: pack(shard.read_from(model)), METRICS: metric_record(metrics)}
     return Message(RecordDict(reply), reply_to=message)
 
 
@@ -100,7 +111,7 @@ def evaluate_message(
     """
     _, model = _received(message, context, structure, device)
     metrics = evaluate(model.eval(), message.content[CONFIG])
-    return Message(RecordDict({METRICS: MetricRecord(dict(metrics))}), reply_to=message)
+    return Message(RecordDict({METRICS: metric_record(metrics)}), reply_to=message)
 
 
 def _received(

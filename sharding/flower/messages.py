@@ -3,13 +3,16 @@
 Readers trust nothing: what is missing or invalid raises a `UserError`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
-from sharding.errors import UserError
+from sharding.errors import UserError, safe_repr
 from sharding.rounds.failures import FailureError, Kind, hint_at, one_line
 from sharding.rounds.frozen import Frozen
 from sharding.rounds.shard import Shard, Update
@@ -67,6 +70,8 @@ def content_of(reply: Message) -> RecordDict:
         return reply.content
     code, reason = reply.error.code, one_line(reply.error.reason)
     reason += hint_at(reason)
+    if f"'{STYPE}'" in reason:  # Flower's own error, of a mod that reads arrays
+        reason += " (a mod of its app reads arrays, such as one of differential privacy, and cannot read a shard)"
     if code in KINDS:
         raise FailureError(KINDS[code], reason)
     kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED
@@ -85,6 +90,33 @@ def pull(grid: Grid, number: str) -> list[Message]:
         raise
     except Exception as error:  # any kind, since Flower does not check what nodes send before it reads it
         raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error
+
+
+def metric_record(metrics: Any) -> MetricRecord:
+    """Return metrics as a record; tensors and NumPy's numbers become Python's, and booleans 0 and 1.
+
+    Raises:
+        UserError: there are no metrics, or one is neither a number nor a list of numbers of one type.
+    """
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"a client's function returned {safe_repr(metrics)}; return a dict with num-examples")
+    record = MetricRecord()
+    for name, value in metrics.items():
+        try:
+            record[name] = _python_number(value)
+        except TypeError as error:
+            raise UserError(
+                f"the metric {name!r} is {safe_repr(value)}; return a number or a list of numbers"
+            ) from error
+    return record
+
+
+def _python_number(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_python_number(each) for each in value]
+    return int(value) if isinstance(value, bool) else value
 
 
 def weight_of(metrics: Any, key: str) -> float:

@@ -69,8 +69,8 @@ def train_shard(
 
     Raises:
         UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
-            `make_optimizer` are given, the optimizer needs a closure or wraps another one, there are no batches, the
-            model returns no loss for a dict, or a batch norm gets a single sample.
+            `make_optimizer` are given, the optimizer needs a closure or wraps another one, there are no batches, a
+            batch has no samples, the model returns no loss for a dict, or a batch norm gets a single sample.
     """
     if (lr is None) == (make_optimizer is None):
         raise UserError("give train_shard either lr=…, for SGD with momentum, or make_optimizer=…")
@@ -115,6 +115,9 @@ def train_model(
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    inputs = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch[0]
+    if isinstance(inputs, Tensor) and inputs.shape[:1] == (0,):  # its loss is NaN, and its gradients are zero
+        raise UserError("a batch has no samples; a client without data has nothing to train, so leave it out")
     try:
         outputs = model(**batch) if isinstance(batch, Mapping) else model(batch[0])
     except ValueError as error:
@@ -132,6 +135,7 @@ def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Te
     return value
 
 
+@torch.inference_mode(False)  # the result can train, in whatever mode it is made
 @torch.no_grad()
 def client_model(model: nn.Module, shard: Shard, copy: bool = True, frozen: Frozen | None = None) -> nn.Module:
     """Build the small model that trains a shard, with the shard's values, on the shard's device.

@@ -498,6 +498,22 @@ def test_train_shard_without_batches_is_refused(batches):
         train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
 
 
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_train_shard_on_a_batch_without_samples_is_refused(as_dict):
+    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
+    inputs, targets = torch.ones(0, 64), torch.ones(0, dtype=torch.int64)
+    batches = [{"input": inputs, "labels": targets}] if as_dict else zip(inputs.split(8), targets.split(8), strict=True)
+    with pytest.raises(UserError, match="a batch has no samples"):
+        train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
+
+
+def test_client_model_made_in_inference_mode_trains():
+    shard, structure = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone"), make_skeleton(make_net)
+    with torch.inference_mode():
+        model = client_model(structure, shard)
+    assert all(parameter.requires_grad and not parameter.is_inference() for parameter in model.parameters())
+
+
 class Wrapper(torch.optim.Optimizer):
     """As accelerate's: an optimizer by class, without hooks of its own."""
 

@@ -425,7 +425,5 @@ def test_a_residual_with_a_parameter_that_the_model_lacks_is_refused():
     server = make_server()
     wrong = Frozen(server.frozen.residuals, {"0.scale": torch.ones(3)})
     shard = replace(server.plan({0: 0.5}, 0).shard(0), frozen_digest=wrong.digest)
-    with pytest.raises(
-        UserError, match=r"the frozen part has 0.scale, torch.float32 of shape \[3\]"
-    ):
+    with pytest.raises(UserError, match=r"the frozen part has 0.scale, torch.float32 of shape \[3\]"):
         client_model(make_net(), shard, frozen=wrong)

@@ -4,12 +4,16 @@ import copy
 import importlib
 import sys
 from dataclasses import replace
+from io import BytesIO
 from math import inf, nan
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp import strategy as strategies
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +30,7 @@ from sharding import (
 )
 from sharding.flower import SpectralSharding, train_message
 from sharding.flower import exchange as exchange_module
-from sharding.flower.messages import content_of
+from sharding.flower.messages import content_of, metric_record
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
 from sharding.rounds.failures import FailureError, Kind
@@ -525,6 +529,138 @@ def test_fraction_train_samples_by_the_planners_seed():
     assert trained() == trained()
     assert len(trained()) == 12
     assert len({*trained()}) > 3
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_resumed_app_equals_one_that_was_not_stopped(averages):
+    def start(rounds, state=None):
+        seen, tested = [], []
+
+        def keep(model, config, context):
+            seen.append((config["server-round"], context.node_config["partition-id"]))
+            return fit(model, seen[-1][1])
+
+        server = server_of()
+        server.averaged = iterate_average(server.model) if averages else None
+        strategy = SpectralSharding(server, fraction_train=0.7, fraction_evaluate=0.4, min_evaluate_nodes=1)
+        if state is not None:
+            strategy.load_state_dict(state)
+        grid = StubGrid(make_app(structure_of(), keep, evaluate), configs())
+        result = strategy.start(
+            grid, num_rounds=rounds, timeout=0.0, evaluate_fn=lambda number, arrays: tested.append(number)
+        )
+        torch.save(strategy.state_dict(), file := BytesIO())
+        file.seek(0)
+        return torch.load(file, weights_only=True), result, seen, tested
+
+    whole, result, seen, tested = start(4)
+    half, _, first, _ = start(2)
+    resumed, later, second, again = start(4, half)
+    assert first + second == seen
+    assert (tested, again) == ([0, 1, 2, 3, 4], [2, 3, 4])
+    assert [*later.train_metrics_clientapp] == [*later.evaluate_metrics_clientapp] == [3, 4]
+    for number in (3, 4):
+        assert later.train_metrics_clientapp[number] == result.train_metrics_clientapp[number]
+        assert later.evaluate_metrics_clientapp[number] == result.evaluate_metrics_clientapp[number]
+    assert resumed["round"] == whole["round"] == 4
+    for part in ("model", "server"):
+        assert resumed[part].keys() == whole[part].keys()
+        assert all(torch.equal(value, resumed[part][name]) for name, value in whole[part].items())
+
+
+def test_second_start_continues_or_is_refused():
+    server = server_of()
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    strategy = SpectralSharding(server, fraction_evaluate=0.0)
+    strategy.start(grid, num_rounds=1, timeout=0.0)
+    strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=3, timeout=0.0)
+    with pytest.raises(UserError, match="3 rounds are done; num_rounds is 3"):
+        strategy.start(grid, num_rounds=3, timeout=0.0)
+    theirs = server_of()
+    run(theirs, rounds=3)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in server.model.state_dict().items())
+
+
+def test_state_of_something_else_is_refused():
+    server = server_of()
+    with pytest.raises(UserError, match=r"lacks round, model, server; pass what SpectralSharding\.state_dict"):
+        SpectralSharding(server).load_state_dict(server.state_dict())
+
+
+@pytest.mark.parametrize("side", ["Client", "Server"])
+@pytest.mark.parametrize("clipping", [{"Fixed": 1.0}, {"Adaptive": None}], ids=lambda clipping: next(iter(clipping)))
+def test_strategy_in_one_of_differential_privacy_is_refused(side, clipping):
+    ((kind, norm),) = clipping.items()
+    wrapper = getattr(strategies, f"DifferentialPrivacy{side}Side{kind}Clipping")
+    settings = {} if norm is None else {"clipping_norm": norm}
+    strategy = SpectralSharding(server_of())
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    for _ in range(2):
+        wrapped = wrapper(strategy, noise_multiplier=0.1, num_sampled_clients=3, **settings)
+        with pytest.raises(UserError, match="differential privacy, which cannot read shards"):
+            wrapped.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=1)
+        strategy.start(grid, num_rounds=0)  # what a start leaves behind does not hide the wrapper
+    assert grid.pushed == []
+
+
+def test_failure_names_a_mod_that_reads_arrays():
+    app = make_app(structure_of(), train, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+    strategy, _, _ = run(server_of(), StubGrid(app, configs()), rounds=1)
+    assert len(strategy.failures[1]) == 3
+    assert all("a mod of its app reads arrays" in str(failure) for failure in strategy.failures[1].values())
+
+
+def test_metrics_become_numbers_that_flower_takes():
+    given = {
+        "num-examples": np.int64(3),
+        "a": np.float32(0.5),
+        "b": torch.tensor(2.0, requires_grad=True),
+        "c": torch.tensor(True),
+        "d": np.bool_(False),
+        "e": True,
+        "f": np.array([1, 2]),
+        "g": [torch.tensor(1.0), 2.0],
+        "h": np.array(4),
+        "i": torch.tensor(0.5, dtype=torch.bfloat16),
+    }
+    record = metric_record(given)
+    assert dict(record) == {
+        "num-examples": 3, "a": 0.5, "b": 2.0, "c": 1, "d": 0, "e": 1, "f": [1, 2], "g": [1.0, 2.0], "h": 4, "i": 0.5
+    }  # fmt: skip
+    assert [type(value) for value in record.values()] == [int, float, float, int, int, int, list, list, int, float]
+
+
+@pytest.mark.parametrize("value", [None, "much", 1j, {"a": 1}, torch.ones(2, 2), [1, 2.0]])
+def test_metric_that_is_no_number_is_named(value):
+    with pytest.raises(UserError, match=r"the metric 'loss' is .*; return a number or a list of numbers"):
+        metric_record({"num-examples": 1, "loss": value})
+
+
+@pytest.mark.parametrize("returned", [None, 3, (0.5, 10, {})])
+def test_function_that_returns_no_metrics_is_a_clear_failure(returned):
+    strategy, _, _ = run(server_of(), StubGrid(make_app(structure_of(), lambda *_: returned), configs()), rounds=1)
+    assert all(f"a client's function returned {returned}" in str(failure) for failure in strategy.failures[1].values())
+
+
+def test_update_with_metrics_of_tensors_counts():
+    def train_and_report(model, config, context):
+        metrics = train(model, config, context)
+        return {**metrics, "num-examples": np.int64(metrics["num-examples"]), "correct": torch.tensor(True)}
+
+    strategy, result, _ = run(server_of(), StubGrid(make_app(structure_of(), train_and_report), configs()), rounds=1)
+    assert strategy.failures == {}
+    assert result.train_metrics_clientapp[1]["correct"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fraction_train", value) for value in (-1.0, 0.0, 1.5, nan)]
+    + [("fraction_evaluate", value) for value in (-1.0, 1.5, nan)],
+)
+def test_impossible_fraction_is_refused(name, value):
+    with pytest.raises(UserError, match=f"{name} is {value}; pass a number"):
+        SpectralSharding(server_of(), **{name: value})
 
 
 def test_subclass_gives_each_node_a_configuration():
