@@ -53,7 +53,7 @@ def truncations(
         yield (f"{share:.3g}", "none", "weights"), factorize(model, share, **options)
         yield (f"{share:.3g}", "none", "activations"), factorize(model, share, calibration=calibration, **options)
     for residual in ("int4", "int8"):
-        yield (f"{FEW:.3g}", residual, "weights"), factorize(model, FEW, residual=residual, **options)
+        yield (f"{FEW:.3g}", residual, "weights"), factorize(model, FEW, residual_format=residual, **options)
 
 
 def write(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -28,7 +28,7 @@ from scale import KEEP_RATIO, forget_peak, gpt2, trained
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-from sharding import MaxShare, Plan, Residual, Server, ShardPlanner
+from sharding import Frozen, MaxShare, Plan, Server, ShardPlanner
 from sharding.flower.messages import ARRAYS, METRICS, NODE, pack
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
@@ -116,7 +116,7 @@ def serve(num_clients: int, layers: int) -> Row:
     while len(roster.connected()) < num_clients:
         pass
     server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), guards=[MaxShare(MAX_SHARE)])
-    job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, residual=Residual({}))
+    job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, frozen=Frozen({}))
     engine = NodesEngine(roster, job)
     plan = grid.plan = server.plan(dict.fromkeys(range(num_clients), KEEP_RATIO), round=0)
     before = resident("VmRSS")

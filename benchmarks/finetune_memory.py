@@ -10,8 +10,8 @@ head.
 - `lora`: the frozen model in bfloat16, adapters in float32.
 - `qlora`: the same with the adapted layers in 4.127 bits: NF4 in groups of 64, scales quantized again (Dettmers et al.,
   NeurIPS 2023).
-- `ours`: what `factorize(model, r, residual="int4")` and a round's shard leave to a client. Biases and norms train;
-  embeddings and the output layer of a language model are frozen, in float32.
+- `ours`: what `factorize(model, r, residual_format="int4")` and a round's shard leave to a client. Biases and norms
+  train; embeddings and the output layer of a language model are frozen, in float32.
 
 The models have the shapes of the published ones and no values. A check trains with random values on one sequence of 16
 tokens. It counts the tensors of two steps, with activations, and takes the growth of processes: one whose allocator
@@ -35,7 +35,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` and `train` run from a checkout
 
-from sharding import Residual, ShardPlanner, client_model, factorize, init_empty, shardable_layers
+from sharding import Frozen, ShardPlanner, client_model, factorize, init_empty, shardable_layers
 from sharding.modules.memory import release_freed_memory
 from train.cli.client_memory import PeakMemory, random_shard
 
@@ -142,9 +142,9 @@ def qlora(model: nn.Module, head: str, ratio: float) -> Memory:
 
 def ours(model: nn.Module, head: str, ratio: float) -> Memory:
     """Return the memory of a client of this library."""
-    small, planner = factorize(freeze_ends(model), ratio, residual="int4"), ShardPlanner("top_n")
-    residual, shard = planner.residual(small), planner.template(small, ratio)
-    frozen = sum(part.nbytes for part in (*residual.layers.values(), *residual.dense.values()))
+    small, planner = factorize(freeze_ends(model), ratio, residual_format="int4"), ShardPlanner("top_n")
+    frozen, shard = planner.frozen(small), planner.template(small, ratio)
+    frozen = sum(part.nbytes for part in (*frozen.residuals.values(), *frozen.parameters.values()))
     trained = sum(part.nbytes for part in small.parameters() if part.requires_grad)
     return Memory(frozen, trained, trained, 2 * trained, shard.nbytes)
 
@@ -177,14 +177,14 @@ def make_ours(make: Callable[[], nn.Module], head: str, ratio: float) -> nn.Modu
     """Return a client's model with random terms on a random residual; it keeps its shard."""
     with init_empty():
         structure = freeze_ends(make())
-    small, planner = factorize(structure, ratio, residual="int4"), ShardPlanner("top_n")
-    empty = planner.residual(small)
+    small, planner = factorize(structure, ratio, residual_format="int4"), ShardPlanner("top_n")
+    empty = planner.frozen(small)
     layers = {name: torch.randint(0, 9, part.shape, dtype=torch.uint8) for name, part in empty.layers.items()}
-    dense = {name: 0.02 * torch.randn(part.shape) for name, part in empty.dense.items()}
-    residual = Residual(layers, dense)
+    dense = {name: 0.02 * torch.randn(part.shape) for name, part in empty.whole.items()}
+    frozen = Frozen(layers, dense)
     template = planner.template(small, ratio)
-    shard = random_shard(replace(template, residual=residual.digest))
-    model = client_model(structure, shard, residual=residual)
+    shard = random_shard(replace(template, frozen_digest=frozen.digest))
+    model = client_model(structure, shard, frozen=frozen)
     model.received = shard
     return model
 

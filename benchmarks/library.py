@@ -82,7 +82,7 @@ def time_layer(dense: nn.Module, x: Tensor, seconds: float) -> dict[str, object]
     shares = {
         f"{ratio}": {
             "of_dense": best[f"{ratio}"] / best["dense"],
-            "multiply_adds": num_terms(form_of(dense).rank, ratio) * cost.term / cost.dense,
+            "multiply_adds": num_terms(form_of(dense).rank, ratio) * cost.term / cost.whole,
         }
         for ratio in RATIOS
     }

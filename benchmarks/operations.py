@@ -1,7 +1,7 @@
 """Operations of one client's step: a proxy of the kernels that a GPU starts, which a CPU can count.
 
 `python benchmarks/operations.py` counts what torch dispatches in one step of the three published models with r = 0.1:
-forward, backward, hook and fused SGD. Views cost nothing and are not counted.
+forward, backward, hook and fused SGD, with V laid out as in the engines. Views cost nothing and are not counted.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import build_model
 from sharding import ShardPlanner, client_model, clip_and_decay
+from sharding.layers.conv import lay_out_filters
 from train.report.text import markdown_table
 
 Batch = tuple[Tensor, Tensor]
@@ -48,7 +49,7 @@ class Operations(TorchDispatchMode):
 def count(model: nn.Module, batch: Batch) -> dict[str, int]:
     """Return the operations of forward and backward, and of the optimizer's step, of a client's model."""
     shard = ShardPlanner("collective").plan(model, {"phone": 0.1, "laptop": 0.1}, 0).shard("phone")
-    client = client_model(model, shard).train()
+    client = lay_out_filters(client_model(model, shard)).train()
     optimizer = SGD(client.parameters(), lr=0.1, momentum=0.9, fused=True)
     optimizer.register_step_pre_hook(clip_and_decay(client, shard.clip))
     counts = {}

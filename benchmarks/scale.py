@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a check
 from models import build_model
 from sharding import (
     FactorizedLayer,
+    Frozen,
     Plan,
-    Residual,
     Server,
     Shard,
     ShardPlanner,
@@ -102,7 +102,7 @@ def plan_round(server: Server) -> Plan:
 def trained(shard: Shard) -> Update:
     """Return an update of the size of a trained one, in its own memory."""
     terms = {name: replace(each, u=each.u * 1.001, v=each.v * 1.001) for name, each in shard.terms.items()}
-    return Update(terms, {name: part * 1.001 for name, part in shard.dense.items()}, shard.keep_ratio, shard.plan)
+    return Update(terms, {name: part * 1.001 for name, part in shard.whole.items()}, shard.keep_ratio, shard.plan_id)
 
 
 def aggregate(server: Server, plan: Plan) -> Outcome:
@@ -156,12 +156,12 @@ def serve(name: str, path: Path, threads: int) -> Row:
     assert len(outcome.accepted) == NUM_CLIENTS
     shard = plan.shard(0)
     shard.write(path / "shard")
-    server.residual.write(path / "residual")
+    server.frozen.write(path / "residual")
     return {
         "model": name,
         "parameters": parameters,
         "client_bytes": shard.nbytes,
-        "residual_bytes": server.residual.nbytes if server.residual.layers else 0,
+        "residual_bytes": server.frozen.nbytes if server.frozen.residuals else 0,
         "threads": threads,
         "plan_seconds": round(planned - start, 2),
         "aggregate_seconds": round(done - planned, 2),
@@ -179,8 +179,8 @@ def train(name: str, path: Path) -> Row:
     parameters = sum(part.numel() for part in skeleton.parameters())
     before = resident("VmRSS")
     forget_peak()
-    residual = Residual.read(path / "residual") if name in ON_RESIDUAL else None
-    model = client_model(skeleton, Shard.read(path / "shard"), copy=False, residual=residual).train()
+    frozen = Frozen.read(path / "residual") if name in ON_RESIDUAL else None
+    model = client_model(skeleton, Shard.read(path / "shard"), copy=False, frozen=frozen).train()
     built = resident("VmHWM")
     output = model(batch)
     optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)

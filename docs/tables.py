@@ -302,7 +302,7 @@ def spectra() -> str:
     """Return how norm and rank of a layer change in a run, the median over the layers."""
     rows = []
     for name, run, _ in _medium_runs("cifar10_resnet18"):
-        records = [(round, layers) for (round, _), layers in read_layers(run).items()]
+        records = [*read_layers(run).items()]
         if len(records) < 2 or records[0][0] != 0:
             continue  # the start was not recorded
         (_, start), (last_round, end) = records[0], records[-1]

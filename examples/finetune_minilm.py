@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from sharding import Residual, Server, Shard, ShardPlanner, Update, factorize, init_empty, train_shard
+from sharding import Frozen, Server, Shard, ShardPlanner, Update, factorize, init_empty, train_shard
 
 HUB = "sentence-transformers/all-MiniLM-L6-v2"
 SPACE = (
@@ -54,21 +54,21 @@ def main(weights: str) -> None:
 
     width = pretrained.config.hidden_size
     keep_ratios = {"phone": 4 / width, "laptop": 16 / width}  # 4 and 16 terms of each matrix
-    model = factorize(freeze_embeddings(pretrained), max(keep_ratios.values()), residual="int4")
+    model = factorize(freeze_embeddings(pretrained), max(keep_ratios.values()), residual_format="int4")
     print(model.factorize_report)
     server = Server(model, ShardPlanner("top_n"))
-    once = server.residual.to_bytes()
+    once = server.frozen.to_bytes()
     print(f"first contact: {len(once) / 1e6:.1f} MB, which the clients keep")
 
     with init_empty():  # a client's structure, without values
         structure = freeze_embeddings(AutoModelForSequenceClassification.from_config(pretrained.config))
-    residual = Residual.from_bytes(once)
+    frozen = Frozen.from_bytes(once)
 
     def train(client: str, shard: Shard) -> Update:
         received = Shard.from_bytes(shard.to_bytes())
         batches = [batch_of(TEXTS[client])] * 3
         adamw = lambda parameters: torch.optim.AdamW(parameters, lr=5e-4)  # noqa: E731
-        return train_shard(structure, received, batches, make_optimizer=adamw, residual=residual)
+        return train_shard(structure, received, batches, make_optimizer=adamw, frozen=frozen)
 
     for client, ratio in keep_ratios.items():
         print(f"each round: {server.planner.nbytes(model, ratio) / 1e6:.2f} MB to the {client}, and as many back")

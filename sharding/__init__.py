@@ -21,10 +21,10 @@ from sharding.rounds.aggregation.fed_yogi import FedYogi
 from sharding.rounds.aggregation.guards import MaxShare, NormBound
 from sharding.rounds.aggregation.iterate_average import iterate_average
 from sharding.rounds.client import client_model, init_empty, train_shard
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import clip_and_decay
 from sharding.rounds.plan import Plan
 from sharding.rounds.planner import ShardPlanner
-from sharding.rounds.residual import Residual
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Shard, Update
 from sharding.terms.designs import DESIGNS, draw_terms
@@ -66,7 +66,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "Plan",
     "Shard",
     "Update",
-    "Residual",
+    "Frozen",
     "NormBound",
     "MaxShare",
     "FedYogi",

@@ -29,7 +29,7 @@ def published(model: nn.Module, seed: int = 0) -> Server:
 
     Source: Korzhenkov & Louizos, NeurIPS 2024 (arXiv 2410.24106).
     """
-    return Server(model, ShardPlanner("collective", seed=seed, tail=None))
+    return Server(model, ShardPlanner("collective", seed=seed, tail_format=None))
 
 
 def tuned(model: nn.Module, keep_ratios: Mapping[Client, float], seed: int = 0) -> Server:

@@ -26,7 +26,7 @@ def test_recipe_is_that_of_the_program(name):
     planner = make_planner(config)
     start = first_model(config, copy.deepcopy(model), planner.strategy, KEEP_RATIOS.values())
     theirs, ours = make_server(config, start, planner), make(model)
-    for key in ("strategy", "design", "seed", "compression", "tail"):
+    for key in ("strategy", "design", "seed", "compression", "tail_format"):
         assert getattr(ours.planner, key) == getattr(theirs.planner, key)
     assert type(ours.optimizer) is type(theirs.optimizer)
     assert ours.optimizer.defaults == theirs.optimizer.defaults

@@ -23,8 +23,8 @@ def load_model(directory: Path | str, best: bool = False) -> nn.Module:
         best: load the weights that had the best evaluation, rather than those of the last round.
 
     Returns:
-        The model, whose `class_names` are the names of its outputs, if they have names; for a run with tasks, an
-        `nn.ModuleDict` with one model per task.
+        The model, whose `class_names` are the names of its outputs, if they have names; several models are an
+        `nn.ModuleDict`.
 
     Raises:
         UserError: the directory holds no run, its model cannot be read, or its plugins are not imported.

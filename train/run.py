@@ -2,12 +2,13 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from train.callbacks import Callback, closing
 from train.callbacks.saving import MetricsFile, SaveBest, SaveCheckpoints, states_of
@@ -16,12 +17,12 @@ from train.callbacks.trackers import check_trackers, open_trackers
 from train.config.schema import Config
 from train.config.yaml_text import dump_yaml
 from train.experiment.assembly import assemble
-from train.experiment.experiment import Experiment, Experiments
+from train.experiment.experiment import Experiment
 from train.experiment.history import History
 from train.experiment.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir import file_names as files
-from train.rundir.checkpoint import find_checkpoint
+from train.rundir.checkpoint import Stateful, find_checkpoint
 from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
@@ -65,35 +66,46 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
     provenance = Provenance.read(config.directory) if resume else None
     experiment = build(keep_device(config, provenance))
     try:
-        clients = describe_clients(experiment)
+        models = _models_of(experiment)
+        clients = describe_clients(models)
         if resume:
             check_clients(config.directory, clients)
-        earlier = _restore(config, experiment) if resume else []
-        for name, one in experiment.parts.items():
+        states = states_of(models)
+        earlier = _restore(config, experiment.model, states) if resume else []
+        for one in models:
+            if earlier:  # what is frozen may have been rounded on another processor
+                one.job = replace(one.job, frozen=one.server.frozen)
             one.start()  # now, so that errors appear before a new run writes anything
-            lines = (metrics.extra.get(f"{name}/new_clients", metrics.new_clients) for metrics in earlier)
+            key = f"{one.config.name}/new_clients"
+            lines = (metrics.extra.get(key, metrics.new_clients) for metrics in earlier)
             one.with_residual.update(client for new in lines for client in new or ())
-        _describe(config, experiment, clients, provenance, len(earlier))
+        _describe(config, models, clients, provenance, len(earlier))
         history, lost = History(config, earlier), LostRounds(config.rounds, earlier=earlier)
         lost.raise_if_diverged()
-        checkpoints = SaveCheckpoints(experiment)
+        checkpoints = SaveCheckpoints(config, experiment.model, states)
+        best = SaveBest(config.directory / files.BEST_FILE, experiment.result, models, history)
         with (
             stop_on_request() as request,
-            closing([checkpoints, *open_callbacks(experiment, history, request), lost, *callbacks]) as watching,
+            closing([checkpoints, best, *open_callbacks(config, request), lost, *callbacks]) as watching,
         ):
             for callback in watching:
-                callback.before_training(experiment)
+                for one in models:
+                    callback.before_training(one)
             set_stage("training its first round" if not earlier else f"resuming with round {len(earlier) + 1}")
             ended = len(earlier) == config.rounds or (bool(earlier) and earlier[-1].stopped is not None)
             last = None if ended else _rounds(experiment, len(earlier), watching, history)
             lost.raise_if_diverged()
             rounds = len(earlier) if last is None else last.round + 1
             checkpoints.save()
-            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, experiment.parts)
+            save_model(config.directory / files.MODEL_FILE, experiment.result, rounds, models)
             if last is not None and rounds < config.rounds and last.stopped is None:
                 request.raise_if_set()
     finally:
         experiment.close()
+
+
+def _models_of(experiment: Experiment | MultiModel) -> list[Experiment]:
+    return list(experiment.parts.values()) if isinstance(experiment, MultiModel) else [experiment]
 
 
 def _rounds(
@@ -105,17 +117,10 @@ def _rounds(
     return run_rounds(experiment, start, callbacks, history)
 
 
-def open_callbacks(experiment: Experiments, history: History, request: StopRequest) -> list[Callback]:
-    """Return the callbacks of a run; `history` completes the metrics that they receive."""
-    config = experiment.config
+def open_callbacks(config: Config, request: StopRequest) -> list[Callback]:
+    """Return the callbacks that a configuration asks for, and those that every run has."""
     pilots = [RunPilots(request)] if config.clients.pilot_losses else []
-    return [
-        *pilots,
-        Interruption(request),
-        SaveBest(experiment, history),
-        MetricsFile(config),
-        *open_trackers(config),
-    ]
+    return [*pilots, Interruption(request), MetricsFile(config), *open_trackers(config)]
 
 
 @contextmanager
@@ -129,16 +134,14 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def _restore(config: Config, experiment: Experiments) -> list[RoundMetrics]:
+def _restore(config: Config, model: nn.Module, states: Mapping[str, Stateful]) -> list[RoundMetrics]:
     """Load the last checkpoint that has metrics; return the metrics of its rounds."""
     path = config.directory / files.METRICS_FILE
     lines = read_lines(path)
     start, newest = 0, find_checkpoint(config.directory, len(lines))
     if newest is not None:
         file, checkpoint = newest
-        checkpoint.restore(experiment.model, states_of(experiment))
-        for one in experiment.parts.values():  # what is frozen may have been rounded on another processor
-            one.job = replace(one.job, residual=one.server.residual)
+        checkpoint.restore(model, states)
         start = checkpoint.rounds
         if file.name != files.CHECKPOINT_FILE:  # else the next checkpoint would replace it
             file.replace(config.directory / files.CHECKPOINT_FILE)
@@ -150,12 +153,10 @@ def _restore(config: Config, experiment: Experiments) -> list[RoundMetrics]:
 
 
 def _describe(
-    config: Config, experiment: Experiments, clients: Clients, provenance: Provenance | None, start: int
+    config: Config, models: Sequence[Experiment], clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data, and the provenance."""
     write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_atomically(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
-    updated = (
-        provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, experiment.parts, start)
-    )
+    updated = provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, models, start)
     write_atomically(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())

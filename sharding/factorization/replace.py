@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import nn
 
 from sharding.errors import UserError
@@ -32,7 +33,7 @@ def factorize(
     inplace: bool = False,
     *,
     also: Patterns = (),
-    residual: Format | None = None,
+    residual_format: Format | None = None,
     calibration: Iterable[Batch] | None = None,
 ) -> nn.Module:
     """Replace every affine layer by its ⌈N·r⌉ largest singular terms, on top of a frozen residual if asked.
@@ -47,7 +48,7 @@ def factorize(
         inplace: change `model` itself instead of a copy. A model that is a single layer is replaced; use the result.
             Make the optimizer afterwards: an earlier one would train the old weights.
         also: layers to factorize that stay dense by default, as embeddings do (``also=nn.Embedding``).
-        residual: keep the rest of each weight, frozen, as ``int4``, ``int8``, ``bfloat16`` or ``float32``; see
+        residual_format: keep the rest of each weight, frozen, as ``int4``, ``int8``, ``bfloat16`` or ``float32``; see
             `sharding.matrices.quantization`. The model then computes what it did, up to rounding, and only the terms
             train. None drops the rest.
         calibration: batches of inputs (as for `sharding.train_shard`; targets are ignored). The terms of each layer are
@@ -66,39 +67,40 @@ def factorize(
         CoverageWarning: nothing was factorized, or less than half of what was not skipped.
     """
     check_keep_ratio(keep_ratio)
-    if residual is not None:
-        check_format(residual, "residual")
+    if residual_format is not None:
+        check_format(residual_format, "residual_format")
     check_supported(model, TO_REPLACE)
     skip = as_patterns(skip)
     packed = packed_attention(model, skip)
-    shared = copied(model, {id(tensor): tensor for tensor in tensors(model)})  # other modules with the same tensors
-    copy = unpack(shared, packed)  # every error is found before anything is changed
-    layers = sort_layers(copy, skip, also)
-    _check_finite(layers.shardable)
-    elsewhere = count_parameters(copy) - sum(Cost.of(layer).dense for layer in layers.shardable.values())
-    terms = count_terms(copy, layers.shardable, keep_ratio, elsewhere)
+    with torch.inference_mode(False), torch.no_grad():  # the result can train, in whatever mode it is made
+        shared = copied(model, {id(tensor): tensor for tensor in tensors(model)})  # other modules with the same tensors
+        copy = unpack(shared, packed)  # every error is found before anything is changed
+        layers = sort_layers(copy, skip, also)
+        _check_finite(layers.shardable)
+        elsewhere = count_parameters(copy) - sum(Cost.of(layer).dense for layer in layers.shardable.values())
+        terms = count_terms(copy, layers.shardable, keep_ratio, elsewhere)
 
-    unfactorized = reasons(layers, terms, skip)
-    kept = {name: n for name, n in terms.items() if isinstance(n, int)}
-    dense = {name: layers.shardable[name] for name in kept}
-    report = FactorizationReport(
-        unfactorized=unfactorized,
-        uncovered=uncovered(copy, dense, unfactorized),
-        parameters_before=count_parameters(model),
-    )
-    kinds = {name: _kind(name, layer, residual) for name, layer in dense.items()}
-    moments = {} if calibration is None else observe(copy, dense, calibration)
-    target = unpack(model, packed) if inplace else copy
-    old = {name: get_submodule(target, name) for name in kept}
-    new = {
-        name: kinds[name].from_dense(layer, kept[name], residual, moments.pop(name, None))
-        for name, layer in old.items()
-    }
-    report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
-    target = replace_modules(target, {id(old[name]): layer for name, layer in new.items()})
-    report.parameters_after = count_parameters(target)
-    result = target if inplace else copied(target)
-    result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
+        unfactorized = reasons(layers, terms, skip)
+        kept = {name: n for name, n in terms.items() if isinstance(n, int)}
+        dense = {name: layers.shardable[name] for name in kept}
+        report = FactorizationReport(
+            unfactorized=unfactorized,
+            uncovered=uncovered(copy, dense, unfactorized),
+            parameters_before=count_parameters(model),
+        )
+        kinds = {name: _kind(name, layer, residual_format) for name, layer in dense.items()}
+        moments = {} if calibration is None else observe(copy, dense, calibration)
+        target = unpack(model, packed) if inplace else copy
+        old = {name: get_submodule(target, name) for name in kept}
+        new = {
+            name: kinds[name].from_dense(layer, kept[name], residual_format, moments.pop(name, None))
+            for name, layer in old.items()
+        }
+        report.layers = {name: LayerReport.of(dense[name], layer) for name, layer in new.items()}
+        target = replace_modules(target, {id(old[name]): layer for name, layer in new.items()})
+        report.parameters_after = count_parameters(target)
+        result = target if inplace else copied(target)
+        result.factorize_report = report  # type: ignore[assignment]  # a plain attribute, not a submodule
     warn_if_little(report)
     return result
 
@@ -145,14 +147,14 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     return model
 
 
-def _kind(name: str, layer: nn.Module, residual: Format | None) -> type[FactorizedLayer]:
+def _kind(name: str, layer: nn.Module, residual_format: Format | None) -> type[FactorizedLayer]:
     kind = factorized_type(layer)
     if kind is None:
         raise UserError(f"layer {name} is a {type(layer).__name__}, which has no factorized form")
-    if residual is not None and not kind.adds_residual:
+    if residual_format is not None and not kind.adds_residual:
         raise UserError(
             f"layer {name} cannot have a residual: the forward of {kind.__name__} would have to add it, and the class "
-            "to set adds_residual = True; leave the layer out with skip, or use residual=None"
+            "to set adds_residual = True; leave the layer out with skip, or use residual_format=None"
         )
     return kind
 

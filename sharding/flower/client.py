@@ -1,6 +1,6 @@
 """A node's side: train or evaluate the shard of a message with the user's own function.
 
-A node keeps the residual of a pretrained model in its state, which Flower keeps for the length of a run.
+A node keeps the frozen part of a pretrained model in its state, which Flower keeps for the length of a run.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,13 +8,24 @@ from math import inf
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, CONFIG, LACKS, METRICS, NODE, RESIDUAL, bytes_of, pack, part_of
+from sharding.flower.messages import (
+    ARRAYS,
+    CONFIG,
+    FROZEN,
+    LACKS,
+    METRICS,
+    NODE,
+    bytes_of,
+    metric_record,
+    pack,
+    part_of,
+)
 from sharding.rounds.client import client_model
-from sharding.rounds.residual import Residual
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.shard import Shard
 
 Function = Callable[[nn.Module, ConfigRecord], Mapping[str, Any]]
@@ -57,22 +68,22 @@ def train_message(
 
     Args:
         message: of `SpectralSharding`. Its arrays are removed once they are read, to save memory.
-        context: of the app; its state keeps the residual of a pretrained model, which the server sends once.
+        context: of the app; its state keeps the frozen part of a pretrained model, which the server sends once.
         structure: of the model, as for `sharding.client_model`, for example made in `init_empty()`; it is not changed.
         train: trains the client's small model in place, and returns metrics, among them ``num-examples``. It also takes
             the message's configuration, which has ``server-round`` and the shard's ``clip``, infinite for no clipping.
         device: of the model.
 
     Raises:
-        UserError: the message has no shard, the shard does not fit the structure, or the residual is missing. Flower
-            sends the error's text to the server, as it does with any error in `train`.
+        UserError: the message has no shard, the shard does not fit the structure, the frozen part is missing, or a
+            metric is no number. Flower sends the error's text to the server, as it does with any error in `train`.
     """
     shard, model = _received(message, context, structure, device)
     if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
         model.train()
     message.content[CONFIG]["clip"] = inf if shard.clip is None else shard.clip  # Flower has no None
     metrics = train(model, message.content[CONFIG])
-    reply = {ARRAYS: pack(shard.read_from(model)), METRICS: MetricRecord(dict(metrics))}
+    reply = {ARRAYS: pack(shard.read_from(model)), METRICS: metric_record(metrics)}
     return Message(RecordDict(reply), reply_to=message)
 
 
@@ -100,26 +111,26 @@ def evaluate_message(
     """
     _, model = _received(message, context, structure, device)
     metrics = evaluate(model.eval(), message.content[CONFIG])
-    return Message(RecordDict({METRICS: MetricRecord(dict(metrics))}), reply_to=message)
+    return Message(RecordDict({METRICS: metric_record(metrics)}), reply_to=message)
 
 
 def _received(
     message: Message, context: Context, structure: nn.Module, device: torch.device | str
 ) -> tuple[Shard, nn.Module]:
-    """Return the shard of a message and its model; keep the residual, if the message has one."""
+    """Return the shard of a message and its model; keep the frozen part, if the message has one."""
     shard = Shard.from_bytes(bytes_of(part_of(message.content, ARRAYS, ArrayRecord))).to(device)
     del message.content[ARRAYS]
-    keep(message, context, RESIDUAL)
-    residual = None
-    if shard.residual:
+    keep(message, context, FROZEN)
+    frozen = None
+    if shard.frozen_digest:
         try:
-            residual = Residual.from_bytes(bytes_of(part_of(context.state, RESIDUAL, ArrayRecord)))
+            frozen = Frozen.from_bytes(bytes_of(part_of(context.state, FROZEN, ArrayRecord)))
         except UserError as error:
-            raise UserError(f"{LACKS} the residual of the model ({error})") from error
-        if residual.digest != shard.residual:
-            raise UserError(f"{LACKS} the residual of the model: it has another one")
-        residual = residual.to(device)
-    return shard, client_model(structure, shard, copy=False, residual=residual)
+            raise UserError(f"{LACKS} the frozen part of the model ({error})") from error
+        if frozen.digest != shard.frozen_digest:
+            raise UserError(f"{LACKS} the frozen part of the model: it has another one")
+        frozen = frozen.to(device)
+    return shard, client_model(structure, shard, copy=False, frozen=frozen)
 
 
 def keep(message: Message, context: Context, name: str) -> None:

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, CONFIG, LACKS, LATE, RESIDUAL, UNREADABLE, UNSENT, content_of, pack, pull
+from sharding.flower.messages import ARRAYS, CONFIG, FROZEN, LACKS, LATE, UNREADABLE, UNSENT, content_of, pack, pull
 from sharding.flower.nodes import Node, Nodes
 from sharding.rounds.failures import Failure
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.plan import Client, Plan
-from sharding.rounds.residual import Residual
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -39,8 +39,9 @@ class Exchange:
     """What a server sends to nodes and what they reply, one message at a time; Flower's grid in all else.
 
     There is one reply for each message, in the order of the messages; in place of a missing one, an error of the node.
-    A reply counts only from the node that the message was sent to. The residual is sent to each node once. A node that
-    replies that it lacks what it keeps is sent its message again with it, once, and has until the same end to reply.
+    A reply counts only from the node that the message was sent to. The frozen part is sent to each node once. A node
+    that replies that it lacks what it keeps is sent its message again with it, once, and has until the same end to
+    reply.
 
     Args:
         nodes: what they were asked when they connected, they keep.
@@ -51,7 +52,7 @@ class Exchange:
         self._grid, self._question, self._timeout = nodes.grid, nodes.question, timeout
         self._nodes: dict[int, Node] = {}  # that are sent the present messages, by Flower's number
         self._records: Callable[[Node], dict[str, Any]]  # of a node's present message
-        self._sent: dict[int, str] = {}  # by Flower's number, the digest of the residual that a node was sent
+        self._sent: dict[int, str] = {}  # by Flower's number, the digest of the frozen part that a node was sent
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -63,7 +64,7 @@ class Exchange:
         round: int,
         values: Callable[[Node], Mapping[str, Any]],
         plan: Plan | None = None,
-        residual: Residual | None = None,
+        frozen: Frozen | None = None,
     ) -> Iterator[Message]:
         """Return an iterator that makes a message for each node.
 
@@ -73,15 +74,15 @@ class Exchange:
             round: Flower's group of messages.
             values: returns a node's configuration.
             plan: of the nodes' shards, if they are sent one.
-            residual: which they need for it.
+            frozen: which they need for it.
         """
 
         def records(node: Node) -> dict[str, Any]:
             content: dict[str, Any] = {CONFIG: ConfigRecord(dict(values(node)))}
             if plan is not None:
                 content[ARRAYS] = pack(plan.shard(node.client))
-            if residual and self._sent.get(node.id) != residual.digest:
-                content[RESIDUAL], self._sent[node.id] = pack(residual), residual.digest
+            if frozen and self._sent.get(node.id) != frozen.digest:
+                content[FROZEN], self._sent[node.id] = pack(frozen), frozen.digest
             return content
 
         self._nodes, self._records = {node.id: node for node in nodes}, records
@@ -117,7 +118,7 @@ class Exchange:
         """
         sent = []
         for message in messages:
-            rest = {name: record for name, record in message.content.items() if name not in (ARRAYS, RESIDUAL)}
+            rest = {name: record for name, record in message.content.items() if name not in (ARRAYS, FROZEN)}
             sent.append((self._push(message), _with_content(message, rest)))
             del message  # with its shard
         return self._replies(sent, inf if timeout is None else timeout)

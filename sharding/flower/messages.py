@@ -1,23 +1,26 @@
-"""The content of messages between server and nodes: a shard or a residual is one array of bytes, without pickle.
+"""The content of messages between server and nodes: a shard or a frozen part is one array of bytes, without pickle.
 
 Readers trust nothing: what is missing or invalid raises a `UserError`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from torch import Tensor
 
-from sharding.errors import UserError
+from sharding.errors import UserError, safe_repr
 from sharding.rounds.failures import FailureError, Kind, hint_at, one_line
-from sharding.rounds.residual import Residual
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
 # The records of a message, by the keys of Flower's FedAvg, and two more.
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-RESIDUAL = "residual"  # in a message from the server, and in a node's state
+FROZEN = "frozen"  # in a message from the server, and in a node's state
 NODE = "node"  # what a node reports about itself
 
 SHARD = "shard"  # the name of the array
@@ -29,8 +32,8 @@ LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
-def pack(message: Shard | Update | Residual) -> ArrayRecord:
-    """Return a shard, an update or a residual as one array."""
+def pack(message: Shard | Update | Frozen) -> ArrayRecord:
+    """Return a shard, an update or a frozen part as one array."""
     data = message.to_bytes()
     return ArrayRecord({SHARD: Array("uint8", (len(data),), STYPE, data)})
 
@@ -67,6 +70,8 @@ def content_of(reply: Message) -> RecordDict:
         return reply.content
     code, reason = reply.error.code, one_line(reply.error.reason)
     reason += hint_at(reason)
+    if f"'{STYPE}'" in reason:  # Flower's own error, of a mod that reads arrays
+        reason += " (a mod of its app reads arrays, such as one of differential privacy, and cannot read a shard)"
     if code in KINDS:
         raise FailureError(KINDS[code], reason)
     kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED
@@ -85,6 +90,33 @@ def pull(grid: Grid, number: str) -> list[Message]:
         raise
     except Exception as error:  # any kind, since Flower does not check what nodes send before it reads it
         raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error
+
+
+def metric_record(metrics: Any) -> MetricRecord:
+    """Return metrics as a record; tensors and NumPy's numbers become Python's, and booleans 0 and 1.
+
+    Raises:
+        UserError: there are no metrics, or one is neither a number nor a list of numbers of one type.
+    """
+    if not isinstance(metrics, Mapping):
+        raise UserError(f"a client's function returned {safe_repr(metrics)}; return a dict with num-examples")
+    record = MetricRecord()
+    for name, value in metrics.items():
+        try:
+            record[name] = _python_number(value)
+        except TypeError as error:
+            raise UserError(
+                f"the metric {name!r} is {safe_repr(value)}; return a number or a list of numbers"
+            ) from error
+    return record
+
+
+def _python_number(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_python_number(each) for each in value]
+    return int(value) if isinstance(value, bool) else value
 
 
 def weight_of(metrics: Any, key: str) -> float:

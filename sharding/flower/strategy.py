@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
+from sharding.errors import UserError, join_first
 from sharding.flower.exchange import Exchange
 from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of, weight_of
 from sharding.flower.nodes import KeepRatio, Node, Nodes
@@ -32,7 +33,7 @@ class SpectralSharding(Strategy):
 
     The model is the server's, and is trained in place. Shards are sent and updates are averaged one by one, so that
     memory does not grow with the number of nodes. A node that fails, leaves or is late is left out of its round: the
-    log says why, and `failures` keeps it. The residual of a pretrained model is sent to each node once.
+    log says why, and `failures` keeps it. The frozen part of a pretrained model is sent to each node once.
 
     To give each node a configuration, change that of its message in a subclass::
 
@@ -40,6 +41,10 @@ class SpectralSharding(Strategy):
             for message in super().configure_train(server_round, arrays, config, grid):
                 message.content["config"]["lr"] = 0.1 / server_round
                 yield message
+
+    To resume an app, save `state_dict` after each round, for example in `evaluate_fn`, and load it before `start`.
+
+    No other strategy may wrap this one, as those of Flower's differential privacy do.
 
     Args:
         server: with the model, the planner and the optimizer.
@@ -57,6 +62,9 @@ class SpectralSharding(Strategy):
 
     Attributes:
         failures: by round from 1, why clients were left out of training or evaluation.
+
+    Raises:
+        UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1].
     """
 
     def __init__(
@@ -73,6 +81,10 @@ class SpectralSharding(Strategy):
         train_metrics_aggr_fn: MetricsFunction | None = None,
         evaluate_metrics_aggr_fn: MetricsFunction | None = None,
     ) -> None:
+        if not 0 < fraction_train <= 1:
+            raise UserError(f"fraction_train is {fraction_train!r}; pass a number above 0 and at most 1")
+        if not 0 <= fraction_evaluate <= 1:
+            raise UserError(f"fraction_evaluate is {fraction_evaluate!r}; pass a number from 0 to 1")
         self.server = server
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes, self.min_evaluate_nodes = min_train_nodes, min_evaluate_nodes
@@ -82,6 +94,8 @@ class SpectralSharding(Strategy):
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or weighted_means
         self.failures: dict[int, dict[Client, Failure]] = {}
         self._keep_ratio = keep_ratio
+        self._done = 0  # rounds
+        self._before = 0  # rounds that were done before the start; Flower counts them again
         self._nodes: Nodes  # from the start
         self._plan: Plan | None = None  # of the present round; None without nodes
         self._exchange: Exchange  # from the start
@@ -108,33 +122,74 @@ class SpectralSharding(Strategy):
 
         Args:
             grid: of the app.
-            initial_arrays: the state of the server's model, if it is not the one that it has.
-            num_rounds: how many.
+            initial_arrays: the state of the server's model, if it is not the one that it has; not read after a round.
+            num_rounds: how many in all: where some are done, the others are run, with the numbers that follow.
             timeout: seconds to wait for a round's replies once its shards are sent.
             train_config: for the nodes' function.
             evaluate_config: likewise.
             evaluate_fn: takes the round's number, from 0 for the first model, and the state of `server.result`.
 
         Returns:
-            The state of `server.result`, and the metrics of all rounds.
+            The state of `server.result`, and the metrics of the rounds that were run.
+
+        Raises:
+            UserError: all the rounds are done.
         """
-        if initial_arrays is not None:
+        self._before = before = self._done
+        if 0 < num_rounds <= before:
+            raise UserError(
+                f"{before} rounds are done; num_rounds is {num_rounds}, and counts them: pass a larger number"
+            )
+        if initial_arrays is not None and not before:
             self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
             if self.server.averaged is not None:
                 self.server.averaged.module.load_state_dict(unwrap(self.server.model).state_dict())
         self._nodes = Nodes(grid, self._keep_ratio)
         self._exchange = Exchange(self._nodes, timeout)
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            return evaluate_fn(server_round, arrays) if evaluate_fn and server_round >= before else None
+
+        function = evaluate if evaluate_fn else None
         return super().start(
-            self._exchange, self._arrays(), num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+            self._exchange, self._arrays(), num_rounds, timeout, train_config, evaluate_config, function
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed app needs, for `torch.save`: the number of rounds, and model and server."""
+        return {"round": self._done, "model": self.server.model.state_dict(), "server": self.server.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from what `state_dict` returned: `start` continues after that round, with the draws that follow.
+
+        Raises:
+            UserError: the state is another one; or as `Server.load_state_dict`.
+        """
+        if missing := [name for name in ("round", "model", "server") if name not in state]:
+            raise UserError(f"the state lacks {join_first(missing)}; pass what SpectralSharding.state_dict returned")
+        self.server.model.load_state_dict(state["model"])
+        self.server.load_state_dict(state["server"])
+        self._done = state["round"]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return an iterator that makes the message of each sampled node, with its shard.
 
-        The model is the server's; `arrays` is not read.
+        The model is the server's; `arrays` is not read. A round that is done has no messages.
+
+        Raises:
+            UserError: another strategy runs the rounds.
         """
+        if not isinstance(grid, Exchange):
+            raise UserError(
+                "another strategy runs the rounds of SpectralSharding, such as one of differential privacy, "
+                "which cannot read shards; call the `start` of SpectralSharding"
+            )
+        if server_round <= self._before:
+            log.info("configure_train: this round is done")
+            self._plan = None
+            return []
         nodes = self._sample("train", self.fraction_train, self.min_train_nodes, server_round)
         planner, model = self.server.planner, self.server.model
         return self._messages(MessageType.TRAIN, nodes, planner, model, server_round, server_round - 1, config)
@@ -160,6 +215,7 @@ class SpectralSharding(Strategy):
                 del update
             del answer  # with its arrays
         outcome = self.server.step(average)
+        self._done = server_round
         self._report(server_round, outcome.rejected)
         counts = len(outcome.accepted), len(outcome.rejected)
         log.info("aggregate_train: averaged %d updates, left out %d", *counts)
@@ -172,11 +228,17 @@ class SpectralSharding(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return an iterator over messages as `configure_train`, with the largest terms of `server.result`."""
+        if server_round <= self._before:
+            return []
         nodes = self._sample("evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
         planner = self.server.planner
         if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
             planner = ShardPlanner(
-                "top_n", skip=planner.skip, also=planner.also, compression=planner.compression, tail=planner.tail
+                "top_n",
+                skip=planner.skip,
+                also=planner.also,
+                compression=planner.compression,
+                tail_format=planner.tail_format,
             )
         model = self.server.result
         return self._messages(MessageType.EVALUATE, nodes, planner, model, server_round, server_round, config)
@@ -224,8 +286,8 @@ class SpectralSharding(Strategy):
             self._plan = None
             return []
         self._plan = planner.plan(model, {node.client: node.keep_ratio for node in nodes}, number)
-        values, residual = {**config, "server-round": server_round}, planner.residual(model)
-        return self._exchange.messages(kind, nodes, server_round, lambda _: values, self._plan, residual)
+        values, frozen = {**config, "server-round": server_round}, planner.frozen(model)
+        return self._exchange.messages(kind, nodes, server_round, lambda _: values, self._plan, frozen)
 
     def _read_metrics(self, content: RecordDict) -> MetricRecord:
         """Return a reply's metrics, which have a valid weight."""

@@ -68,7 +68,7 @@ class FactorizedLayer(ComputesWeight):
     made_from: ClassVar[tuple[type[nn.Module], ...]] = (nn.Module,)  # the classes of the dense layer
     dense_type: type[nn.Module]  # what `to_dense` makes
 
-    def __init__(self, dense: nn.Module, num_terms: int, residual: Format | None = None) -> None:
+    def __init__(self, dense: nn.Module, num_terms: int, residual_format: Format | None = None) -> None:
         """Take the geometry, attributes, hooks, mode and frozen parameters of a dense layer, without any values.
 
         `from_dense` fills them in.
@@ -76,7 +76,7 @@ class FactorizedLayer(ComputesWeight):
         Args:
             dense: the dense layer; it can be on the `meta` device.
             num_terms: n.
-            residual: the format of R; None for a layer without one.
+            residual_format: the format of R; None for a layer without one.
 
         Raises:
             UserError: num_terms is not in 1…N, this kind of layer cannot be factorized, or its `forward` does not add a
@@ -86,7 +86,7 @@ class FactorizedLayer(ComputesWeight):
         if not isinstance(dense, self.made_from):
             kinds = " or ".join(kind.__name__ for kind in self.made_from)
             raise UserError(f"{type(self).__name__} is made from an nn.{kinds}, not a {type(dense).__name__}")
-        if residual is not None and not self.adds_residual:
+        if residual_format is not None and not self.adds_residual:
             raise UserError(f"a {type(self).__name__} has no residual, since its adds_residual is not True")
         carry_over(dense, self)
         weight, bias = _weight(dense), dense._parameters.get("bias")
@@ -106,7 +106,7 @@ class FactorizedLayer(ComputesWeight):
         self.u = parameter(weight, rows, num_terms)
         self.v = parameter(weight, columns * self.num_blocks, num_terms)
         self.register_buffer("multipliers", torch.ones(num_terms, device=weight.device, dtype=weight.dtype))
-        frozen = None if residual is None else empty_quantized(rows, columns, residual, weight.device)
+        frozen = None if residual_format is None else empty_quantized(rows, columns, residual_format, weight.device)
         self.register_buffer("residual", frozen)
         self.register_buffer("tail", None)
         if "bias" in dense._parameters:  # an embedding has none, not even None
@@ -172,7 +172,7 @@ class FactorizedLayer(ComputesWeight):
 
     @classmethod
     def from_dense(
-        cls, layer: nn.Module, num_terms: int, residual: Format | None = None, moment: Moment | None = None
+        cls, layer: nn.Module, num_terms: int, residual_format: Format | None = None, moment: Moment | None = None
     ) -> Self:
         """Return a copy of `layer` with its `num_terms` largest singular terms and ω = 1.
 
@@ -182,13 +182,13 @@ class FactorizedLayer(ComputesWeight):
         Args:
             layer: dense.
             num_terms: n.
-            residual: the format that keeps the other terms, frozen; None to drop them.
+            residual_format: the format that keeps the other terms, frozen; None to drop them.
             moment: of the layer's activations, if the terms are chosen by it; see `sharding.matrices.activations`.
 
         Raises:
             UserError: as the constructor.
         """
-        factorized = cls(layer, num_terms, residual)
+        factorized = cls(layer, num_terms, residual_format)
         if factorized.u.is_meta:
             return factorized
         blocks = as_blocks(_weight(layer).detach(), factorized.num_blocks)
@@ -197,9 +197,9 @@ class FactorizedLayer(ComputesWeight):
             factorized.u.copy_(u)
             factorized.v.copy_(v)
             factorized._clear(layer)
-            if residual is not None and factorized.residual is not None:
+            if residual_format is not None and factorized.residual is not None:
                 terms = compose(factorized.u.double(), factorized.v.double(), factorized.num_blocks)
-                factorized.residual.copy_(quantize(blocks.flatten(0, 1).double() - terms, residual))
+                factorized.residual.copy_(quantize(blocks.flatten(0, 1).double() - terms, residual_format))
             if (bias := factorized._parameters.get("bias")) is not None:
                 bias.copy_(layer.get_parameter("bias"))
         return factorized

@@ -55,6 +55,19 @@ class Convolution(FactorizedLayer):
         return terms * omega.view(-1, *(1 for _ in self.kernel_size))
 
 
+@torch.no_grad()
+def lay_out_filters(model: nn.Module) -> nn.Module:
+    """Let V of convolutions lie in memory as the filters that it is, in place, and return the model.
+
+    Then no step copies V to filters, nor their gradient back. It keeps its shape, and becomes column-major. With groups
+    it stays as it is: the filters of a term are not at one distance there.
+    """
+    for layer in model.modules():
+        if isinstance(layer, Convolution) and layer.num_blocks == 1:
+            layer.v.data = layer.v.mT.contiguous().mT
+    return model
+
+
 class FactorizedConv(Convolution):
     """y = (R + T) ∗ₖ x + (U Ω) ∗₁ (V ∗ₖ x) + b, for `nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
 
@@ -69,7 +82,7 @@ class FactorizedConv(Convolution):
             input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
         if padding == "same" and self.frozen:
             input, padding = F.pad(input, self._reversed_padding_repeated_twice), 0
-        filters = self._filters().contiguous()  # once, not in every convolution's kernel
+        filters = self._filters().contiguous()  # at most once, not in every convolution's kernel
         sizes = [0] * dims if isinstance(padding, str | int) else padding
         geometry = (self.stride, sizes, self.dilation, self.groups)
         if self.tail is not None:

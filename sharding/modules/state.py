@@ -14,7 +14,7 @@ from sharding.modules.wrappers import full_tensor, key, named_buffers, named_par
 COUNTER = "num_batches_tracked"  # of a batch norm
 
 
-def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def whole_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return what is not sent as terms: all state but the factors and weights of sharded layers.
 
     Args:
@@ -37,7 +37,7 @@ def dense_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dic
     return dense, frozen
 
 
-def frozen_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
+def fixed_names(model: nn.Module, sharded: Mapping[str, nn.Module], dense: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of frozen sharded layers, and of integers: what a shard has and nobody trains or averages."""
     parameters = dict(named_parameters(model, remove_duplicate=False))
     layers = {

@@ -8,6 +8,7 @@ decomposes nothing; all values come from the shard.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 from weakref import ref
@@ -27,8 +28,8 @@ from sharding.layers import FactorizedLayer
 from sharding.modules.copies import check_has_values, meta_copy, meta_parameter
 from sharding.modules.wrappers import key, named_modules
 from sharding.rounds.failures import hint_at
+from sharding.rounds.frozen import Frozen, residual_layers
 from sharding.rounds.optim import DecayOf, can_be_fused, check_optimizer, clip_and_decay
-from sharding.rounds.residual import Residual, residual_layers
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
@@ -43,7 +44,7 @@ def train_shard(
     batches: Iterable[Batch],
     lr: float | None = None,
     *,
-    residual: Residual | None = None,
+    frozen: Frozen | None = None,
     make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     decay: float = 1e-4,
     decay_of: DecayOf = "bounded",
@@ -60,7 +61,7 @@ def train_shard(
         batches: the batches of all epochs, in order. A batch is a pair (inputs, targets), or a dict of keyword
             arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
         lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
-        residual: that the shard needs, as for `client_model`.
+        frozen: that the shard needs, as for `client_model`.
         make_optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
         decay: the strength of the Frobenius decay.
         decay_of: what decays.
@@ -68,12 +69,12 @@ def train_shard(
 
     Raises:
         UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
-            `make_optimizer` are given, the optimizer needs a closure or wraps another one, there are no batches, the
-            model returns no loss for a dict, or a batch norm gets a single sample.
+            `make_optimizer` are given, the optimizer needs a closure or wraps another one, there are no batches, a
+            batch has no samples, the model returns no loss for a dict, or a batch norm gets a single sample.
     """
     if (lr is None) == (make_optimizer is None):
         raise UserError("give train_shard either lr=…, for SGD with momentum, or make_optimizer=…")
-    trained = client_model(model, shard, residual=residual)
+    trained = client_model(model, shard, frozen=frozen)
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")
@@ -114,6 +115,9 @@ def train_model(
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    inputs = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch[0]
+    if isinstance(inputs, Tensor) and inputs.shape[:1] == (0,):  # its loss is NaN, and its gradients are zero
+        raise UserError("a batch has no samples; a client without data has nothing to train, so leave it out")
     try:
         outputs = model(**batch) if isinstance(batch, Mapping) else model(batch[0])
     except ValueError as error:
@@ -131,8 +135,9 @@ def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Te
     return value
 
 
+@torch.inference_mode(False)  # the result can train, in whatever mode it is made
 @torch.no_grad()
-def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Residual | None = None) -> nn.Module:
+def client_model(model: nn.Module, shard: Shard, copy: bool = True, frozen: Frozen | None = None) -> nn.Module:
     """Build the small model that trains a shard, with the shard's values, on the shard's device.
 
     Args:
@@ -141,20 +146,20 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, residual: Re
         shard: of any keep ratio, or the whole model (strategy ``dense``).
         copy: False lets the model use the shard's own tensors, which training then changes. This saves half the memory
             if the client no longer needs the shard. Use it for shards that came over the wire: those of a plan share
-            their dense tensors. A compressed shard is always copied, since an update is the change from it.
-        residual: of the server's model, where the shard names one; the client received it once. The model uses its
+            their other tensors. A compressed shard is always copied, since an update is the change from it.
+        frozen: of the server's model, where the shard names one; the client received it once. The model uses its
             tensors, on the shard's device.
 
     Raises:
-        UserError: the shard is of another model (the message lists all names and shapes that differ), its residual is
-            missing or another one, or a buffer that is not in the shard has no value.
+        UserError: the shard is of another model (the message lists all names and shapes that differ), its frozen
+            part is missing or another one, or a buffer that is not in the shard has no value.
     """
     check_supported(model, TO_BUILD)
-    _check_residual(shard, residual)
+    _check_frozen(shard, frozen)
     empty = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
-    residual = residual or Residual({})
-    device = next((value.device for value in (*shard.state().values(), *residual.dense.values())), None)
-    residual.load_into(empty, device)
+    frozen = frozen or Frozen({})
+    device = next((value.device for value in (*shard.state().values(), *frozen.parameters.values())), None)
+    frozen.load_into(empty, device)
     shard.load_into(empty, copy)
     check_has_values(empty, "the shard")
     return empty.to(device)
@@ -165,21 +170,12 @@ def init_empty() -> Iterator[None]:
     """Build models inside this context with parameters on the `meta` device, which take no memory, and real buffers.
 
     Under ``torch.device("meta")`` the buffers that a model computes, such as a table of positions, have no values
-    either. Models that other threads build at the same time are affected too.
+    either. Models that other threads build at the same time are not affected.
 
     Raises:
         UserError: a constructor reads the values of parameters, as timm's SwinV2-CR does.
     """
-    made: dict[int, tuple[ref[nn.Parameter], nn.Parameter]] = {}
-
-    def register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        if is_lazy(parameter) or parameter.is_meta:
-            return None
-        if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
-            made[id(parameter)] = ref(parameter), meta_parameter(parameter)
-        return made[id(parameter)][1]
-
-    handle = register_module_parameter_registration_hook(register)  # type: ignore[arg-type]  # torch's slip
+    token = _EMPTIED.set({})
     try:
         yield
     except (NotImplementedError, RuntimeError) as error:
@@ -190,7 +186,25 @@ def init_empty() -> Iterator[None]:
             f"{reason}; build this model outside init_empty(): a structure with values works, too"
         ) from error
     finally:
-        handle.remove()
+        _EMPTIED.reset(token)
+
+
+# The parameters that the `init_empty` of this thread has replaced, by id; None outside of it.
+_EMPTIED = ContextVar[dict[int, tuple[ref[nn.Parameter], nn.Parameter]] | None]("_EMPTIED", default=None)
+
+
+def _register(_: nn.Module, __: str, parameter: nn.Parameter) -> nn.Parameter | None:
+    """Return what a module gets in place of a parameter; None to leave it."""
+    made = _EMPTIED.get()
+    if made is None or is_lazy(parameter) or parameter.is_meta:
+        return None
+    if id(parameter) not in made or made[id(parameter)][0]() is not parameter:  # one that is tied stays tied
+        made[id(parameter)] = ref(parameter), meta_parameter(parameter)
+    return made[id(parameter)][1]
+
+
+# Once and for good: while it comes or goes, no other thread can build a model, since torch iterates over its hooks.
+register_module_parameter_registration_hook(_register)  # type: ignore[arg-type]  # torch's slip
 
 
 def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
@@ -217,16 +231,17 @@ def _resize(layer: FactorizedLayer, num_terms: int) -> None:
     layer.multipliers = layer.multipliers.new_empty(num_terms, device="meta")
 
 
-def _check_residual(shard: Shard, residual: Residual | None) -> None:
-    if residual is None and shard.residual:
+def _check_frozen(shard: Shard, frozen: Frozen | None) -> None:
+    if frozen is None and shard.frozen_digest:
         raise UserError(
-            f"this shard needs the residual {shard.residual}, and the client has none: get the server's "
-            "Server.residual once, and pass residual=…"
+            f"this shard needs the frozen part {shard.frozen_digest}, and the client has none: get the server's "
+            "Server.frozen once, and pass frozen=…"
         )
-    if residual is not None and residual.digest != shard.residual:
+    if frozen is not None and frozen.digest != shard.frozen_digest:
+        needed = f"the frozen part {shard.frozen_digest}" if shard.frozen_digest else "no frozen part"
         raise UserError(
-            f"this shard needs {f'the residual {shard.residual}' if shard.residual else 'no residual'}, and the client "
-            f"has {residual.digest}, of another model or another start: get the present one from the server"
+            f"this shard needs {needed}, and the client has {frozen.digest}, of another model or another start: get "
+            "the present one from the server"
         )
 
 

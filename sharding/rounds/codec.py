@@ -1,6 +1,6 @@
 """The wire form of a shard and of an update: a safetensors file, whose keys say what each tensor is.
 
-Keys are ``terms/<layer>/<part>``, ``dense/<name>`` and ``tail/<layer>/terms``; those of frozen tensors begin with
+Keys are ``terms/<layer>/<part>``, ``dense/<name>`` and ``tail/<layer>/terms``; those of fixed tensors begin with
 ``frozen/``. With the compression ``int8`` the exponents of a tensor's vectors are in ``scales/<key>``.
 """
 
@@ -17,7 +17,7 @@ from sharding.transport.compression import EXACT, Role, check_compression, compr
 from sharding.validation import is_number
 
 ROLES: dict[str, Role] = {"indices": "indices", "u": "columns", "v": "columns", "multipliers": "numbers"}  # of terms
-FROZEN = "frozen/"
+WHOLE, FIXED = "dense/", "frozen/"  # begin keys; committed numbers of bytes depend on these words
 SCALES = "scales/"  # before the key of a tensor: the exponents of its vectors
 CLIP = 10.0  # τ of a shard whose metadata has none
 VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression: of values, or of changes of what was sent
@@ -27,16 +27,16 @@ VALUES, CHANGES = "wire", "diff"  # the metadata's key of the compression: of va
 class Message:
     """What a file has: the fields of a `Shard`, which has no `changes`, or of an `Update`; terms by layer and part.
 
-    An update has no `frozen`, `tail` and `clip`.
+    An update has no `fixed`, `tail` and `clip`.
     """
 
     terms: Mapping[str, Mapping[str, Tensor]]
-    dense: Mapping[str, Tensor]
+    whole: Mapping[str, Tensor]
     keep_ratio: float
-    plan: str
+    plan_id: str
     compression: str
-    residual: str
-    frozen: frozenset[str] = frozenset()
+    frozen_digest: str
+    fixed: frozenset[str] = frozenset()
     tail: Mapping[str, Tensor] = field(default_factory=dict)
     clip: float | None = CLIP
     changes: bool = False
@@ -63,36 +63,36 @@ def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Messag
     Raises:
         UserError: the file is not a message.
     """
-    keep_ratio, plan, residual, clip, compression, changes = _checked_metadata(metadata)
+    keep_ratio, plan_id, frozen_digest, clip, compression, changes = _checked_metadata(metadata)
     terms: dict[str, dict[str, Tensor]] = {}
-    dense: dict[str, Tensor] = {}
+    whole: dict[str, Tensor] = {}
     tail: dict[str, Tensor] = {}
-    frozen = set()
+    fixed = set()
     for entry, tensor in _expanded(tensors, compression).items():
-        kind, _, name = entry.removeprefix(FROZEN).partition("/")
+        kind, _, name = entry.removeprefix(FIXED).partition("/")
         if kind == "terms":
             name, _, part = name.rpartition("/")
             terms.setdefault(name, {})[part] = tensor
         elif kind == "tail" and entry.endswith("/terms"):
             tail[name.removesuffix("/terms")] = tensor
-        elif kind == "dense" and name not in dense and (tensor.is_floating_point() or entry.startswith(FROZEN)):
-            dense[name] = tensor
+        elif kind == "dense" and name not in whole and (tensor.is_floating_point() or entry.startswith(FIXED)):
+            whole[name] = tensor
         else:
             raise UserError(f"unknown entry {entry[:80]!r}, {tensor.dtype}")
-        if entry.startswith(FROZEN):
-            frozen.add(name)
+        if entry.startswith(FIXED):
+            fixed.add(name)
     for layer in sorted(terms):
         _check_terms(layer, terms[layer])
     if other := sorted(tail.keys() - terms.keys()):
         raise UserError(f"it has a tail of {other[0][:80]!r} without terms")
     return Message(
         terms={layer: terms[layer] for layer in sorted(terms)},
-        dense=dense,
+        whole=whole,
         keep_ratio=keep_ratio,
-        plan=plan,
+        plan_id=plan_id,
         compression=compression,
-        residual=residual,
-        frozen=frozenset(frozen),
+        frozen_digest=frozen_digest,
+        fixed=frozenset(fixed),
         tail=tail,
         clip=clip,
         changes=changes,
@@ -103,11 +103,11 @@ def _entries(message: Message) -> Iterator[tuple[str, Role, Tensor]]:
     """Yield the key, the role and the values of each tensor."""
     for layer, parts in message.terms.items():
         for part, role in ROLES.items():
-            yield f"{FROZEN if layer in message.frozen else ''}terms/{layer}/{part}", role, parts[part]
+            yield f"{FIXED if layer in message.fixed else ''}terms/{layer}/{part}", role, parts[part]
     for layer, stored in message.tail.items():
         yield f"tail/{layer}/terms", "numbers", stored
-    for name, tensor in message.dense.items():
-        yield f"{FROZEN if name in message.frozen else ''}dense/{name}", "outputs", tensor
+    for name, tensor in message.whole.items():
+        yield f"{FIXED if name in message.fixed else ''}{WHOLE}{name}", "outputs", tensor
 
 
 def _compressed(entries: Iterable[tuple[str, Role, Tensor]], compression: str) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def _compressed(entries: Iterable[tuple[str, Role, Tensor]], compression: str) -
 
 
 def _role(entry: str) -> Role:
-    kind, _, name = entry.removeprefix(FROZEN).partition("/")
+    kind, _, name = entry.removeprefix(FIXED).partition("/")
     return "outputs" if kind == "dense" else ROLES.get(name.rpartition("/")[2], "numbers")
 
 
@@ -140,9 +140,9 @@ def _expanded(tensors: Mapping[str, Tensor], compression: str) -> Mapping[str, T
 
 def _metadata(message: Message) -> dict[str, str]:
     # One entry, since safetensors writes several in any order.
-    fields: dict[str, object] = {"keep_ratio": float(message.keep_ratio), "plan": message.plan}
-    if message.residual:
-        fields["residual"] = message.residual
+    fields: dict[str, object] = {"keep_ratio": float(message.keep_ratio), "plan": message.plan_id}
+    if message.frozen_digest:
+        fields["residual"] = message.frozen_digest
     if message.clip != CLIP:
         fields["clip"] = message.clip
     if message.compression != EXACT:
@@ -173,20 +173,20 @@ def _check_terms(layer: str, parts: Mapping[str, Tensor]) -> None:
 
 
 def _checked_metadata(metadata: Mapping[str, str]) -> tuple[float, str, str, float | None, str, bool]:
-    """Return keep ratio, plan, residual, clip, compression and whether values are changes.
+    """Return keep ratio, plan, digest of the frozen part, clip, compression and whether values are changes.
 
     Raises:
         UserError: they are missing or invalid.
     """
     try:
         fields = json.loads(metadata["shard"])
-        keep_ratio, plan, residual = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
+        keep_ratio, plan_id, frozen = fields["keep_ratio"], fields["plan"], fields.get("residual", "")
         clip = fields.get("clip", CLIP)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError("its metadata has no keep ratio and plan") from error
     numbers = is_number(keep_ratio) and 0 < keep_ratio <= 1 and (clip is None or (is_number(clip) and clip >= 1))
-    if not (numbers and isinstance(plan, str) and isinstance(residual, str)):
+    if not (numbers and isinstance(plan_id, str) and isinstance(frozen, str)):
         raise UserError(f"its metadata has {str(fields)[:80]}")
     changes = CHANGES in fields
     check_compression(compression := fields.get(CHANGES if changes else VALUES, EXACT))
-    return float(keep_ratio), plan, residual, clip, compression, changes
+    return float(keep_ratio), plan_id, frozen, clip, compression, changes

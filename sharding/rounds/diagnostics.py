@@ -60,8 +60,8 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
         by_layer.setdefault(name, {})[ratio] = draw
     for name, draws in by_layer.items():
         most = max((draw.indices[0] for draw in draws.values()), key=len)  # with tails, those of the strongest clients
-        frozen = {ratio: most if name in plan.tails.get(ratio, ()) else most[:0] for ratio in draws}
-        coefficients = np.concatenate([_coefficients(draw, frozen[ratio]) for ratio, draw in draws.items()])
+        in_tail = {ratio: most if name in plan.tails.get(ratio, ()) else most[:0] for ratio in draws}
+        coefficients = np.concatenate([_coefficients(draw, in_tail[ratio]) for ratio, draw in draws.items()])
         squares = next(iter(draws.values())).context.magnitudes ** 2
         collective += float(squares @ (1 - coefficients.sum(axis=0) / num_clients) ** 2)
         single += float(((1 - coefficients) ** 2 @ squares).mean())
@@ -85,9 +85,9 @@ def alignment(update: Tensor, reference: Tensor) -> float:
     return float(ours @ theirs / norms) if norms > 0 else nan
 
 
-def _coefficients(draw: Draw, frozen: NDArray[np.int64]) -> Vector:
-    """Return the terms' coefficients in each client's estimator: ω if drawn, 1 if frozen, else zero; shape (C, N)."""
+def _coefficients(draw: Draw, in_tail: NDArray[np.int64]) -> Vector:
+    """Return the terms' coefficients in each client's estimator: ω if drawn, 1 in the tail, else 0; shape (C, N)."""
     coefficients = np.zeros((len(draw.indices), draw.context.magnitudes.size))
-    coefficients[:, frozen] = 1.0
+    coefficients[:, in_tail] = 1.0
     np.put_along_axis(coefficients, draw.indices, draw.multipliers, axis=1)
     return coefficients

@@ -11,7 +11,7 @@ from sharding.rounds.shard import Shard, Update
 
 
 def update_norm(sent: Shard, update: Update) -> Tensor:
-    """Return ‖U‖, a scalar on the device: the change of every vector u', v' and dense parameter that a client trains.
+    """Return ‖U‖, a scalar on the device: the change of every vector u', v' and whole parameter that a client trains.
 
     Client sampling weights clients by it. Running statistics of batch norms do not enter: they would be most of it. NaN
     or Inf in the update shows in the norm. The sum is in the order of names and rows, so that an update gives the same

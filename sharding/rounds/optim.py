@@ -186,7 +186,8 @@ def decay_gradients(
             for part, side, other in (("u", 0, 1), ("v", 1, 0)):
                 factor = sides[index][side]
                 matrix = weighted[other][index].view(*factor.shape[:-2], n, n)
-                product = factor @ distribute_like(matrix, factor, copies=True)
+                matrix = distribute_like(matrix, factor, copies=True)
+                product = factor @ matrix if factor.is_contiguous() else (matrix.mT @ factor.mT).mT  # laid out alike
                 product = product.flatten(-3, -2) if blocks > 1 else product
                 parts = [getattr(layer, part) for layer in batch]
                 gradients += zip(parts, product.unbind() if len(batch) > 1 else [product], strict=True)
@@ -254,7 +255,9 @@ def _is_large(layer: FactorizedLayer) -> bool:
 def _stacked(factors: list[nn.Parameter], blocks: int) -> Tensor:
     """Return factors as one tensor ([layers,] [blocks,] rows, n), without the layers where there is one."""
     parts = [factor.unflatten(0, (blocks, -1)) if blocks > 1 else factor for factor in factors]
-    return torch.stack(parts) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.stack(parts) if parts[0].is_contiguous() else torch.stack([part.mT for part in parts]).mT
 
 
 def _gram(factor: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Plan(Collection[Client]):
         groups: the clients of each keep ratio, in the order of the rows of the draws.
         shapes: of the sharded layers' weights, by layer.
         tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
-        dense: what is sent whole, as the server has it, before any rounding for the wire.
+        whole: what is sent whole, as the server has it, before any rounding for the wire.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Plan(Collection[Client]):
         shapes: Mapping[str, torch.Size],
         tails: Mapping[float, Mapping[str, Tensor]],
     ) -> None:
-        self.id, self.dense = common.plan, common.dense
+        self.id, self.whole = common.plan_id, common.whole
         self.spectra, self.draws, self.shapes, self.tails = spectra, draws, shapes, tails
         self.groups = grouped(keep_ratios)
-        rounded = {name: round_outputs(part, common.compression) for name, part in self.dense.items()}
-        self._common = replace(common, dense=rounded)
+        rounded = {name: round_outputs(part, common.compression) for name, part in self.whole.items()}
+        self._common = replace(common, whole=rounded)
         self._keep_ratios = keep_ratios
         self._rows = {client: row for clients in self.groups.values() for row, client in enumerate(clients)}
         self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
@@ -126,7 +126,7 @@ class Plan(Collection[Client]):
     @property
     def device(self) -> torch.device:
         """Where the shards are cut."""
-        tensors = (*(spectrum.u for spectrum in self.spectra.values()), *self.dense.values())
+        tensors = (*(spectrum.u for spectrum in self.spectra.values()), *self.whole.values())
         return tensors[0].device if tensors else torch.device("cpu")
 
     @cached_property
@@ -150,8 +150,8 @@ class Plan(Collection[Client]):
         for layer, change in update.terms.items():
             u, v = self.spectra[layer].cut(change.indices)
             terms[layer] = replace(change, u=u + change.u, v=v + change.v)
-        dense = {name: computable(self.dense[name]) + computable(change) for name, change in update.dense.items()}
-        return replace(update, terms=terms, dense=dense, compression=EXACT, changes=False)
+        whole = {name: computable(self.whole[name]) + computable(change) for name, change in update.whole.items()}
+        return replace(update, terms=terms, whole=whole, compression=EXACT, changes=False)
 
     def tail_indices(self, client: Client) -> dict[str, Tensor]:
         """Return, by layer, the indices of the terms that a client holds frozen: all of the round after its own."""

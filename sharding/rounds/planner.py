@@ -27,13 +27,13 @@ from sharding.matrices.quantization import Format, check_format, quantize_terms
 from sharding.matrices.spectrum import Decomposition, Spectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import meta_copy
-from sharding.modules.state import dense_state, frozen_names
+from sharding.modules.state import fixed_names, whole_state
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP
+from sharding.rounds.frozen import Frozen, residual_layers
 from sharding.rounds.optim import check_clip
 from sharding.rounds.plan import Client, Draw, Plan, grouped
-from sharding.rounds.residual import Residual, residual_layers
 from sharding.rounds.shard import Shard, Terms
 from sharding.terms.designs import DESIGNS, fit, successive_design
 from sharding.terms.designs.design import Design
@@ -55,9 +55,9 @@ class ShardPlanner:
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
         also: layers to shard that are sent whole by default, such as embeddings; as in `sharding.factorize`.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
-        tail: the format in which a weak client also holds the terms that only stronger clients of the round train,
-            frozen: ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. It is for strategies whose
-            terms are nested, such as ``top_n``; the others have no tail.
+        tail_format: in which a weak client also holds the terms that only stronger clients of the round train, frozen:
+            ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. It is for strategies whose terms are
+            nested, such as ``top_n``; the others have no tail.
         clip: τ ≥ 1 of all shards, see `sharding.clip_and_decay`; None for no clipping. Shards of a strategy that does
             not clip have None.
 
@@ -74,7 +74,7 @@ class ShardPlanner:
         *,
         also: Patterns = (),
         compression: str = EXACT,
-        tail: Format | None = "int4",
+        tail_format: Format | None = "int4",
         clip: float | None = CLIP,
     ) -> None:
         lookup(COMPRESSIONS, compression, "compression")
@@ -84,9 +84,9 @@ class ShardPlanner:
         self.seed = seed
         self.skip, self.also = as_patterns(skip), as_patterns(also)
         self.compression = compression
-        if tail is not None:
-            check_format(tail, "tail")
-        self.tail = tail if self.strategy.nested else None
+        if tail_format is not None:
+            check_format(tail_format, "tail_format")
+        self.tail_format = tail_format if self.strategy.nested else None
         check_clip(clip)
         self.clip = clip if self.strategy.clips and clip != inf else None
 
@@ -106,7 +106,7 @@ class ShardPlanner:
         Of a model that `factorize` made, the factorized layers are sharded, and `skip` and `also` do not matter. Their
         terms are those of the product UVᵀ. A client draws ⌈N·r⌉ of them, or all if there are fewer.
 
-        Where parameters are frozen or layers have a residual, the shard names the `residual` that the client needs.
+        Where parameters are frozen or layers have a residual, the shard names the `Frozen` that the client needs.
 
         Args:
             model: the server's model, dense or factorized; only read.
@@ -143,7 +143,7 @@ class ShardPlanner:
         spectra = {name: spectrum for name, (spectrum, _) in kept.items()}
         draws = {key: draw for _, of_layer in kept.values() for key, draw in of_layer.items()}
         common = self._common(model, layers)
-        common = replace(common, plan=f"{round}-{self._digest(round, spectra, common.dense)}")
+        common = replace(common, plan_id=f"{round}-{self._digest(round, spectra, common.whole)}")
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
         return Plan(common, ratios, spectra, draws, shapes, self._tails(layers, spectra, groups, draws))
 
@@ -179,14 +179,14 @@ class ShardPlanner:
             new = partial(torch.empty, dtype=form.dtype, device="meta")
             indices = new(n, dtype=torch.int64)
             terms[name] = Terms(indices, new(form.blocks * form.rows, n), new(form.blocks * form.columns, n), new(n))
-            if self.tail is not None and most > n and _adds_tail(layer):
+            if self.tail_format is not None and most > n and _adds_tail(layer):
                 count = form.blocks * (most - n)
-                tail[name] = quantize_terms(new(count, form.rows), new(count, form.columns), self.tail)
-        return replace(common, terms=terms, keep_ratio=ratio, plan=f"0-{0:016x}", tail=tail)
+                tail[name] = quantize_terms(new(count, form.rows), new(count, form.columns), self.tail_format)
+        return replace(common, terms=terms, keep_ratio=ratio, plan_id=f"0-{0:016x}", tail=tail)
 
-    def residual(self, model: nn.Module) -> Residual:
+    def frozen(self, model: nn.Module) -> Frozen:
         """Return what each client needs once, besides its shards; without tensors where nothing is frozen."""
-        return Residual.of(model, self.sharded_layers(unwrap(model)))
+        return Frozen.of(model, self.sharded_layers(unwrap(model)))
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
@@ -235,16 +235,16 @@ class ShardPlanner:
 
     def _common(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> Shard:
         """Return a shard without terms: what every client is sent besides them."""
-        dense, frozen = dense_state(model, layers)
-        values = {name: part for name, part in (dense | frozen).items() if not part.is_meta}  # a template has none
+        whole, frozen = whole_state(model, layers)
+        values = {name: part for name, part in (whole | frozen).items() if not part.is_meta}  # a template has none
         if (spoiled := find_nonfinite(values)) is not None:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
             )
-        _check_compression(layers, dense, self.compression)
-        dense = {name: part.clone() for name, part in dense.items()}  # the model moves on, shards are as they were
-        residual, untrained = Residual(residual_layers(model), frozen), frozen_names(model, layers, dense)
-        return Shard({}, dense, 1.0, untrained, "", self.compression, residual.digest, clip=self.clip)
+        _check_compression(layers, whole, self.compression)
+        whole = {name: part.clone() for name, part in whole.items()}  # the model moves on, shards are as they were
+        digest, fixed = Frozen(residual_layers(model), frozen).digest, fixed_names(model, layers, whole)
+        return Shard({}, whole, 1.0, fixed, "", self.compression, digest, clip=self.clip)
 
     def _tails(
         self,
@@ -258,7 +258,7 @@ class ShardPlanner:
         A stronger client's tail is a view of the end of a weaker one's.
         """
         tails: dict[float, dict[str, Tensor]] = {ratio: {} for ratio in groups}
-        if self.tail is None or not groups:
+        if self.tail_format is None or not groups:
             return tails
         for name, spectrum in spectra.items():
             if not _adds_tail(layers[name]):
@@ -268,19 +268,19 @@ class ShardPlanner:
             if fewest == total:
                 continue
             u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(spectrum.indices[fewest:]))
-            longest = quantize_terms(u, v, self.tail).unflatten(0, (spectrum.blocks, -1))
+            longest = quantize_terms(u, v, self.tail_format).unflatten(0, (spectrum.blocks, -1))
             for ratio, n in trained.items():
                 if n < total:
                     tails[ratio][name] = longest[:, n - fewest :].flatten(0, 1)
         return tails
 
-    def _digest(self, round: int, spectra: Mapping[str, Spectrum], dense: Mapping[str, Tensor]) -> str:
+    def _digest(self, round: int, spectra: Mapping[str, Spectrum], whole: Mapping[str, Tensor]) -> str:
         """Return a digest that identifies the round, the run and the model, independent of the clients.
 
         A model is known by its spectra; by the sums of its tensors where nothing is sharded.
         """
         known = [spectrum.magnitudes.cpu().numpy() for spectrum in spectra.values()]
-        known = known or [np.array([float(part.double().sum()) for part in dense.values()])]
+        known = known or [np.array([float(part.double().sum()) for part in whole.values()])]
         digest = blake2b(b"".join(values.tobytes() for values in known)).hexdigest()
         return f"{seed_of(self.seed, 'plan', round, digest):016x}"
 
@@ -320,14 +320,14 @@ def _adds_tail(layer: nn.Module) -> bool:
     return kind is not None and kind.adds_residual
 
 
-def _check_compression(layers: Mapping[str, nn.Module], dense: Mapping[str, Tensor], compression: str) -> None:
+def _check_compression(layers: Mapping[str, nn.Module], whole: Mapping[str, Tensor], compression: str) -> None:
     """Raise a `UserError` if a compression rounds nothing that is sent, or its type is one of the model's own."""
     terms = {form_of(layer).dtype for layer in layers.values()}
-    if compression == "bfloat16" and torch.bfloat16 in terms | {part.dtype for part in dense.values()}:
+    if compression == "bfloat16" and torch.bfloat16 in terms | {part.dtype for part in whole.values()}:
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
         )
-    if compression != EXACT and torch.float32 not in terms | {part.dtype for part in dense.values() if part.dim() > 1}:
+    if compression != EXACT and torch.float32 not in terms | {part.dtype for part in whole.values() if part.dim() > 1}:
         raise UserError(
             f"compression={compression!r} is for weights in float32; this model sends none in float32: leave it out"
         )

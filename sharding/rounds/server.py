@@ -31,10 +31,10 @@ from sharding.modules.wrappers import distribute_like, is_distributed, named_mod
 from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.aggregation.guards import Guard, GuardedAverage
 from sharding.rounds.failures import Failure, one_line
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import check_optimizer
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.planner import ShardPlanner
-from sharding.rounds.residual import Residual
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
@@ -53,11 +53,11 @@ class Server:
         evaluate(server.result)
 
     A model that `factorize` made is trained in its factors. To fine-tune a pretrained model, let each client keep the
-    residual, which it receives once::
+    frozen part, which it receives once::
 
-        model = factorize(pretrained, largest, residual="int4")  # largest is the largest keep ratio of a client
+        model = factorize(pretrained, largest, residual_format="int4")  # largest is the largest keep ratio of a client
         server = Server(model, ShardPlanner("top_n"))
-        data = server.residual.to_bytes()  # client_model(structure, shard, residual=Residual.from_bytes(data))
+        data = server.frozen.to_bytes()  # client_model(structure, shard, frozen=Frozen.from_bytes(data))
 
     An optimizer with momentum acts on the factors then, which keep their basis from round to round.
 
@@ -97,9 +97,9 @@ class Server:
         self._layers = planner.checked_layers(model)
 
     @property
-    def residual(self) -> Residual:
+    def frozen(self) -> Frozen:
         """What each client needs once, besides its shards; without tensors where nothing is frozen."""
-        return Residual.of(self.model, self._layers)
+        return Frozen.of(self.model, self._layers)
 
     @property
     def result(self) -> nn.Module:

@@ -1,9 +1,9 @@
 """The messages between server and client: a `Shard` goes out, and an `Update` comes back.
 
-A shard has singular terms of the sharded layers, and all other tensors but frozen ones. Frozen parameters are in the
-`Residual`, which is sent once. Frozen terms, integers and masks are sent but not returned: a client computes with the
-server's, and they are not averaged. With a compression that rounds (`sharding.transport.compression`), what is sent is
-rounded, and clients return changes.
+A shard has singular terms of the sharded layers, and all other tensors whole, but for frozen parameters: `Frozen` has
+those, and is sent once. Terms of frozen layers, integers and masks are fixed: they are sent but not returned, since a
+client computes with the server's, and they are not averaged. With a compression that rounds
+(`sharding.transport.compression`), what is sent is rounded, and clients return changes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from sharding.modules.state import batch_counters, is_transmitted
 from sharding.modules.wrappers import full_tensor, key, named_modules, named_state
 from sharding.rounds import codec
 from sharding.rounds.codec import CLIP
-from sharding.rounds.residual import digest_of, residual_layers
+from sharding.rounds.frozen import digest_of, residual_layers
 from sharding.transport import serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 
@@ -55,26 +55,26 @@ class Shard:
 
     Attributes:
         terms: by layer name.
-        dense: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key,
-            except what the residual has, extra state, and the counters of batch norms, which belong to each model. The
+        whole: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key,
+            except what is in `Frozen`, extra state, and the counters of batch norms, which belong to each model. The
             shards of a round share these tensors, which are never written to.
         keep_ratio: r that it was cut for; 1 where nothing is left out.
-        frozen: the names in `terms` and `dense` that are neither trained nor sent back; integers always are.
-        plan: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
+        fixed: the names in `terms` and `whole` that are neither trained nor sent back; integers always are.
+        plan_id: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
         compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
         tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
             `sharding.matrices.quantization.quantize_terms` stores them. It is not returned.
-        residual: the digest of the residual that the client's model needs; empty where it needs none.
+        frozen_digest: of the `Frozen` that the client's model needs; empty where it needs none.
         clip: τ with which the client trains, see `sharding.clip_and_decay`; None for no clipping.
     """
 
     terms: Mapping[str, Terms]
-    dense: Mapping[str, Tensor]
+    whole: Mapping[str, Tensor]
     keep_ratio: float = 1.0
-    frozen: frozenset[str] = frozenset()
-    plan: str = ""
+    fixed: frozenset[str] = frozenset()
+    plan_id: str = ""
     compression: str = EXACT
-    residual: str = ""
+    frozen_digest: str = ""
     tail: Mapping[str, Tensor] = field(default_factory=dict)
     clip: float | None = CLIP
 
@@ -82,7 +82,7 @@ class Shard:
         num_terms = sum(terms.indices.numel() for terms in self.terms.values())
         return (
             f"Shard(keep_ratio={self.keep_ratio:g}, layers={len(self.terms)}, terms={num_terms}, "
-            f"{self.nbytes / 1000:,.0f} kB, plan={self.plan[:7]!r})"
+            f"{self.nbytes / 1000:,.0f} kB, plan_id={self.plan_id[:7]!r})"
         )
 
     @property
@@ -94,7 +94,7 @@ class Shard:
         """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
         ``tail/<layer>/terms``.
 
-        Keys of frozen tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
+        Keys of fixed tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards are rounded already.
         """
         return serialize.to_bytes(*codec.encode(_message(self)))
@@ -126,8 +126,8 @@ class Shard:
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
         terms = {name: each.to(device) for name, each in self.terms.items()}
-        dense, tail = ({name: part.to(device) for name, part in each.items()} for each in (self.dense, self.tail))
-        return replace(self, terms=terms, dense=dense, tail=tail)
+        whole, tail = ({name: part.to(device) for name, part in each.items()} for each in (self.whole, self.tail))
+        return replace(self, terms=terms, whole=whole, tail=tail)
 
     def state(self) -> dict[str, Tensor]:
         """Return all values by their names in the state dict of a client's model: ``<layer>.u`` and so on."""
@@ -136,21 +136,21 @@ class Shard:
             for layer, terms in self.terms.items()
             for part in ("u", "v", "multipliers")
         }
-        return factors | dict(self.dense)
+        return factors | dict(self.whole)
 
-    def is_frozen(self, name: str) -> bool:
-        """Whether a name of `state` belongs to a frozen layer or tensor."""
-        return (name if name in self.dense else name.rpartition(".")[0]) in self.frozen
+    def is_fixed(self, name: str) -> bool:
+        """Whether a name of `state` belongs to a fixed layer or tensor."""
+        return (name if name in self.whole else name.rpartition(".")[0]) in self.fixed
 
     def trained(self) -> dict[str, Tensor]:
-        """Return what a client trains: u and v of every layer, as ``<layer>.<part>``, and the dense rest."""
+        """Return what a client trains: u and v of every layer, as ``<layer>.<part>``, and what is sent whole."""
         factors = {
             key(layer, part): getattr(terms, part)
             for layer, terms in self.terms.items()
             for part in "uv"
-            if layer not in self.frozen
+            if layer not in self.fixed
         }
-        return factors | {name: tensor for name, tensor in self.dense.items() if name not in self.frozen}
+        return factors | {name: tensor for name, tensor in self.whole.items() if name not in self.fixed}
 
     @torch.no_grad()
     def returned(self, values: Mapping[str, Tensor]) -> "Update":
@@ -169,10 +169,10 @@ class Shard:
         terms = {
             layer: replace(sent, u=rounded(layer, "u"), v=rounded(layer, "v"))
             for layer, sent in self.terms.items()
-            if layer not in self.frozen
+            if layer not in self.fixed
         }
-        dense = {name: round_outputs(values[name], self.compression) for name in self.dense if name not in self.frozen}
-        return Update(terms, dense, self.keep_ratio, self.plan, self.compression, changes, self.residual)
+        whole = {name: round_outputs(values[name], self.compression) for name in self.whole if name not in self.fixed}
+        return Update(terms, whole, self.keep_ratio, self.plan_id, self.compression, changes, self.frozen_digest)
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
         """Check that a client's model matches this shard, and return its parameters and buffers by name.
@@ -194,7 +194,7 @@ class Shard:
     def load_into(self, model: nn.Module, copy: bool = True) -> None:
         """Copy this shard's values into a client's model, plain or inside DDP, `torch.compile` or FSDP2.
 
-        What the shard has frozen is frozen in the model, too. The model's layers get the shard's tail, or none. Batch
+        What is fixed in the shard is frozen in the model, too. The model's layers get the shard's tail, or none. Batch
         norms count from zero again. Parameters and buffers on the `meta` device get memory, on the shard's device.
 
         Args:
@@ -205,7 +205,7 @@ class Shard:
             UserError: names, shapes or numbers of terms differ from the model's; the message lists all of them.
         """
         state, values = self.matching_state(model), self.state()
-        for name in filter(self.is_frozen, values):
+        for name in filter(self.is_fixed, values):
             state[name].requires_grad_(False)
         pairs = [(state[name], value) for name, value in values.items()]
         pairs += [(counter, torch.zeros_like(counter, device="cpu")) for counter in batch_counters(model)]
@@ -229,7 +229,7 @@ class Shard:
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Describe each difference between the names and shapes of the shard and those of the model."""
         modules, seen = dict(named_modules(model, remove_duplicate=False)), set()
-        layers, expected = residual_layers(model), self.residual.partition("-")[0] or digest_of({})
+        layers, expected = residual_layers(model), self.frozen_digest.partition("-")[0] or digest_of({})
         if (digest := digest_of(layers)) != expected:
             yield f"its layers have {f'the residual {digest}' if layers else 'no residual'}, not {expected}"
         for layer, terms in self.terms.items():
@@ -251,7 +251,7 @@ class Shard:
             elif as_real(state[name]).shape != sent[name].shape:
                 yield f"{name} has shape {tuple(state[name].shape)}, not {tuple(sent[name].shape)}"
         known = {id(state[name]) for name in sent if name in state}  # tied parameters have more names than in the shard
-        if self.residual:  # which has the frozen ones
+        if self.frozen_digest:  # which has the frozen ones
             known |= {id(part) for part in state.values() if isinstance(part, nn.Parameter) and not part.requires_grad}
         yield from (
             f"{name} is not in the shard" for name in state if id(state[name]) not in known and name not in seen
@@ -264,26 +264,26 @@ class Update:
 
     Attributes:
         terms: by layer name; their indices and ω are those of the shard.
-        dense: what was trained whole, by state-dict key.
+        whole: what was trained whole, by state-dict key.
         keep_ratio: the shard's.
-        plan: the shard's, ``<round>-<digest>``.
+        plan_id: the shard's, ``<round>-<digest>``.
         compression: the shard's.
-        changes: whether u, v and dense are changes from what was sent, as with a compression that rounds, or new
+        changes: whether u, v and `whole` are changes from what was sent, as with a compression that rounds, or new
             values.
-        residual: the shard's.
+        frozen_digest: the shard's.
     """
 
     terms: Mapping[str, Terms]
-    dense: Mapping[str, Tensor]
+    whole: Mapping[str, Tensor]
     keep_ratio: float = 1.0
-    plan: str = ""
+    plan_id: str = ""
     compression: str = EXACT
     changes: bool = False
-    residual: str = ""
+    frozen_digest: str = ""
 
     def __repr__(self) -> str:
         size = self.nbytes / 1000
-        return f"Update(layers={len(self.terms)}, {size:,.0f} kB, plan={self.plan[:7]!r})"
+        return f"Update(layers={len(self.terms)}, {size:,.0f} kB, plan_id={self.plan_id[:7]!r})"
 
     @property
     def nbytes(self) -> int:
@@ -299,22 +299,22 @@ class Update:
         """Read the wire form back, as `Shard.from_bytes`.
 
         Raises:
-            UserError: the bytes are not an update; a shard with frozen tensors or a tail is none.
+            UserError: the bytes are not an update; a shard with fixed tensors or a tail is none.
         """
         message = _decoded(serialize.from_bytes(data, "client's update"), "client's update")
-        if frozen := sorted(message.frozen | message.tail.keys()):
-            raise UserError(f"frozen tensors were returned: {', '.join(frozen[:3])[:200]}")
+        if fixed := sorted(message.fixed | message.tail.keys()):
+            raise UserError(f"fixed tensors were returned: {', '.join(fixed[:3])[:200]}")
         return cls(**_fields(cls, message))
 
     def to(self, device: torch.device | str) -> "Update":
         """Return the same values on a device."""
         terms = {name: each.to(device) for name, each in self.terms.items()}
-        return replace(self, terms=terms, dense={name: part.to(device) for name, part in self.dense.items()})
+        return replace(self, terms=terms, whole={name: part.to(device) for name, part in self.whole.items()})
 
     def trained(self) -> dict[str, Tensor]:
-        """Return u and v of every layer, and the dense rest, by the names of `Shard.trained`."""
+        """Return u and v of every layer, and what is sent whole, by the names of `Shard.trained`."""
         factors = {key(layer, part): getattr(terms, part) for layer, terms in self.terms.items() for part in "uv"}
-        return factors | dict(self.dense)
+        return factors | dict(self.whole)
 
 
 def _message(sent: Shard | Update) -> codec.Message:

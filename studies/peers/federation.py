@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from sharding import Residual, Update
+from sharding import Frozen, Update
 from sharding.matrices.quantization import dequantize
 from sharding.rounds.aggregation.faults import find_spoiled
 from sharding.rounds.plan import Client
@@ -78,16 +78,16 @@ class Federation:
         }
         updates, losses = dict[Client, Update](), list[float]()
         shards = server.shards(ratios, t)
-        engine = self._engine_of(server.residual)
+        engine = self._engine_of(server.frozen)
         down = first = server.first_nbytes * len(ratios.keys() - self.last.keys())
         for client, shard in shards:
             down += server.sent_nbytes(shard, self.last.get(client), t)
             self.last[client] = t
             reply = engine.train_client(
-                client, replace(shard, residual=engine.job.residual.digest), t, experiment.lr(t)
+                client, replace(shard, frozen_digest=engine.job.frozen.digest), t, experiment.lr(t)
             )
             if reply.update is not None and reply.loss is not None and find_spoiled(reply.update) is None:
-                updates[client] = replace(reply.update, residual=shard.residual)
+                updates[client] = replace(reply.update, frozen_digest=shard.frozen_digest)
                 losses.append(float(reply.loss))
         server.step(updates, experiment.num_samples)
         up = sum(update.nbytes for update in updates.values())
@@ -103,19 +103,21 @@ class Federation:
         parts = client_memory(server.planner, server.model, ratio, *of_run)
         stored = server.stored
         return (
-            parts.total - parts.frozen + sum(part.nbytes for part in (*stored.layers.values(), *stored.dense.values()))
+            parts.total
+            - parts.frozen
+            + sum(part.nbytes for part in (*stored.residuals.values(), *stored.parameters.values()))
         )
 
-    def _engine_of(self, residual: Residual) -> SequentialEngine:
+    def _engine_of(self, frozen: Frozen) -> SequentialEngine:
         """Return what trains clients on this residual."""
-        if self._engine is None or self._engine[0] != residual.digest:
+        if self._engine is None or self._engine[0] != frozen.digest:
             structure = dict(self.server.structure.named_parameters())
-            columns = {name: structure[f"{name}.weight"][0].numel() for name in residual.layers}
+            columns = {name: structure[f"{name}.weight"][0].numel() for name in frozen.residuals}
             layers = {
-                name: dequantize(stored, columns[name], torch.float32) for name, stored in residual.layers.items()
+                name: dequantize(stored, columns[name], torch.float32) for name, stored in frozen.residuals.items()
             }
-            job = replace(self.experiment.job, model=self.server.structure, residual=Residual(layers, residual.dense))
-            self._engine = residual.digest, SequentialEngine(job)
+            job = replace(self.experiment.job, model=self.server.structure, frozen=Frozen(layers, frozen.parameters))
+            self._engine = frozen.digest, SequentialEngine(job)
         return self._engine[1]
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sharding import (
     FactorizedLayer,
+    Frozen,
     Plan,
-    Residual,
     Server,
     Shard,
     ShardPlanner,
@@ -24,7 +24,7 @@ from sharding import (
 from sharding.factorization import num_terms
 from sharding.matrices.quantization import format_of, quantize
 from sharding.matrices.spectrum import compose, decompose
-from sharding.modules.state import dense_state
+from sharding.modules.state import whole_state
 from sharding.modules.wrappers import named_modules, named_parameters
 from sharding.rng import Key, generator, seed_of
 from sharding.rounds.plan import Client
@@ -46,14 +46,14 @@ class MethodServer(ABC):
     planner: ShardPlanner
 
     @property
-    def residual(self) -> Residual:
+    def frozen(self) -> Frozen:
         """What is frozen on every client."""
-        return Residual.of(self.model)
+        return Frozen.of(self.model)
 
     @property
-    def stored(self) -> Residual:
+    def stored(self) -> Frozen:
         """What is frozen as a client receives and stores it."""
-        return self.residual
+        return self.frozen
 
     @property
     def first_nbytes(self) -> int:
@@ -111,7 +111,7 @@ class ShardServer(MethodServer):
     def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
         """Return the bytes of the shard, and of R if L was drawn anew since the client took part."""
         is_new = bool(self.redraw) and since is not None and since // self.redraw < t // self.redraw
-        return shard.nbytes + (Residual(self.residual.layers).nbytes if is_new else 0)
+        return shard.nbytes + (Frozen(self.frozen.residuals).nbytes if is_new else 0)
 
 
 class HeadServer(ShardServer):
@@ -129,12 +129,12 @@ class HeadServer(ShardServer):
         for name, parameter in frozen.named_parameters():
             parameter.requires_grad_(name.startswith(f"{head}."))
         super().__init__(frozen, ShardPlanner("dense"), frozen)
-        layers, dense = Residual.of(base).layers, Residual.of(frozen).dense
-        rest = {name: part for name, part in dense.items() if name.removesuffix(".weight") not in layers}
-        self._stored = Residual(layers, rest)
+        residuals, parameters = Frozen.of(base).residuals, Frozen.of(frozen).parameters
+        rest = {name: part for name, part in parameters.items() if name.removesuffix(".weight") not in residuals}
+        self._stored = Frozen(residuals, rest)
 
     @property
-    def stored(self) -> Residual:
+    def stored(self) -> Frozen:
         """The frozen weights in their format."""
         return self._stored
 
@@ -161,10 +161,10 @@ class LoraServer(MethodServer):
 
     def shards(self, ratios: Mapping[Client, float], t: int) -> Iterator[tuple[Client, Shard]]:
         """Yield each client's first columns of the factors, and what all train."""
-        digest = self.residual.digest
-        dense, _ = dense_state(self.model, self.layers)
+        digest = self.frozen.digest
+        dense, _ = whole_state(self.model, self.layers)
         for client, ratio in ratios.items():
-            yield client, Shard(self.terms(client, ratio, t), dense, ratio, plan=str(t), residual=digest)
+            yield client, Shard(self.terms(client, ratio, t), dense, ratio, plan_id=str(t), frozen_digest=digest)
 
     def terms(self, client: Client, ratio: float, t: int) -> dict[str, Terms]:
         """Return the factors from which a client starts in round t, by layer."""
@@ -181,8 +181,8 @@ class LoraServer(MethodServer):
             factors = [(shard.terms[name].u.double(), shard.terms[name].v.double()) for shard in updates.values()]
             self.take(layer, *self.aggregate(factors, weights))
         parameters = dict(named_parameters(self.model))
-        for name in next(iter(updates.values())).dense:
-            values = torch.stack([shard.dense[name].double() for shard in updates.values()])
+        for name in next(iter(updates.values())).whole:
+            values = torch.stack([shard.whole[name].double() for shard in updates.values()])
             parameters[name].copy_(torch.einsum("k,k...->...", torch.tensor(weights, dtype=torch.float64), values))
 
     def take(self, layer: FactorizedLayer, u: Tensor, v: Tensor) -> None:
@@ -240,9 +240,9 @@ class FloraServer(LoraServer):
 
     def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
         """Return the bytes of what all train, and of the stacks since the client took part, or of the base."""
-        rest = Shard({}, shard.dense, plan=shard.plan, residual=shard.residual).nbytes
+        rest = Shard({}, shard.whole, plan_id=shard.plan_id, frozen_digest=shard.frozen_digest).nbytes
         missed = 0 if since is None else sum(self.stacks[since:t])
-        return rest + min(missed, Residual(self.stored.layers).nbytes)
+        return rest + min(missed, Frozen(self.stored.residuals).nbytes)
 
 
 @torch.no_grad()

@@ -55,9 +55,9 @@ def perturbed(shard: Shard, seed: int) -> Update:
         return tensor + torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype)
 
     terms = {n: Terms(t.indices, noisy(t.u), noisy(t.v), t.multipliers) for n, t in shard.terms.items()}
-    dense = {name: noisy(tensor) for name, tensor in shard.dense.items()}
+    dense = {name: noisy(tensor) for name, tensor in shard.whole.items()}
     changes = shard.compression != "float32"
-    return Update(terms, dense, shard.keep_ratio, shard.plan, shard.compression, changes, shard.residual)
+    return Update(terms, dense, shard.keep_ratio, shard.plan_id, shard.compression, changes, shard.frozen_digest)
 
 
 def unchanged(shard: Shard) -> Update:

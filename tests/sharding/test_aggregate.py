@@ -1,10 +1,13 @@
 """Per-vector averaging against the definition written as loops, and invalid updates."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from math import nan, prod
+from threading import Lock
+from time import sleep
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 
 from sharding import MaxShare, NormBound, Server, ShardPlanner, Update, UserError, train_shard
 from sharding.rounds.aggregation.faults import NOTHING
+from sharding.rounds.aggregation.means import RunningMean
 from sharding.rounds.failures import Failure, Kind
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed, spectra_of, unchanged
 
@@ -75,8 +79,8 @@ def test_average_of_terms_is_over_the_clients_that_drew_them(round_one):
     for name, weight in expected.items():
         torch.testing.assert_close(model.get_submodule(name).weight.flatten(1), weight, rtol=0, atol=1e-12)
     total = sum(NUM_SAMPLES.values())
-    for name in plan.shard("a").dense:
-        mean = sum(NUM_SAMPLES[c] * updates[c].dense[name] for c in updates) / total
+    for name in plan.shard("a").whole:
+        mean = sum(NUM_SAMPLES[c] * updates[c].whole[name] for c in updates) / total
         torch.testing.assert_close(model.state_dict()[name], mean, rtol=0, atol=1e-12)
 
 
@@ -109,7 +113,7 @@ def corrupted(shard: Update, part: str, change) -> Update:
 
 def with_dense(shard: Update, change) -> Update:
     """The same update with all dense tensors replaced."""
-    return replace(shard, dense={name: change(tensor) for name, tensor in shard.dense.items()})
+    return replace(shard, whole={name: change(tensor) for name, tensor in shard.whole.items()})
 
 
 NAN, INF = float("nan"), float("inf")
@@ -135,17 +139,20 @@ FAULTS = {
         lambda shard: replace(shard, terms={**shard.terms, "x": shard.terms["1"]}),
         "other layers: x.u, x.v",
     ),
-    "no dense": (lambda shard: replace(shard, dense={}), "other layers: 0.bias, 0.weight"),
+    "no dense": (lambda shard: replace(shard, whole={}), "other layers: 0.bias, 0.weight"),
     "terms passed off as dense": (
         lambda shard: replace(
             shard,
             terms={name: terms for name, terms in shard.terms.items() if name != "1"},
-            dense={**shard.dense, **{f"1.{part}": getattr(shard.terms["1"], part) for part in "uv"}},
+            whole={**shard.whole, **{f"1.{part}": getattr(shard.terms["1"], part) for part in "uv"}},
         ),
         "other layers",
     ),
     "not a shard": (lambda shard: {"u": 1}, "a dict, not an update"),
-    "another plan": (lambda shard: replace(shard, plan="0-0"), r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'"),
+    "another plan": (
+        lambda shard: replace(shard, plan_id="0-0"),
+        r"an update of the plan '0-0', not of '0-[0-9a-f]{16}'",
+    ),
     "no terms": (lambda shard: replace(shard, terms=None), "not a readable update: AttributeError"),
     "terms of nothing": (lambda shard: replace(shard, terms=dict.fromkeys(shard.terms)), "not a readable update"),
 }
@@ -292,7 +299,7 @@ def subsets(probabilities):
 def test_sampled_uploads_of_dense_parameters_are_unbiased(round_one, server_lr):
     model, plan, updates = round_one
     total = sum(NUM_SAMPLES.values())
-    expected = {name: torch.zeros_like(tensor) for name, tensor in plan.shard("a").dense.items()}
+    expected = {name: torch.zeros_like(tensor) for name, tensor in plan.shard("a").whole.items()}
     for drawn, chance in subsets(PROBABILITIES):
         copy = deepcopy(model)
         weights = {c: NUM_SAMPLES[c] / PROBABILITIES[c] for c in drawn}
@@ -301,8 +308,8 @@ def test_sampled_uploads_of_dense_parameters_are_unbiased(round_one, server_lr):
         for name, mean in expected.items():
             mean += chance * copy.state_dict()[name]
     for name, mean in expected.items():
-        old = plan.shard("a").dense[name]
-        step = sum(NUM_SAMPLES[c] * (updates[c].dense[name] - old) for c in updates) / total
+        old = plan.shard("a").whole[name]
+        step = sum(NUM_SAMPLES[c] * (updates[c].whole[name] - old) for c in updates) / total
         torch.testing.assert_close(mean, old + server_lr * step, rtol=0, atol=1e-12)
 
 
@@ -344,10 +351,10 @@ def test_update_of_frozen_parameters_is_rejected_and_changes_nothing():
     net.register_buffer("table", torch.arange(5) * 10)
     before = deepcopy(net.state_dict())
     planner = ShardPlanner()
-    plan, residual = planner.plan(net, {"a": 0.5, "b": 0.5}), planner.residual(net)
+    plan, residual = planner.plan(net, {"a": 0.5, "b": 0.5}), planner.frozen(net)
     batches = [(torch.randn(4, 8), torch.randint(8, (4,)))]
-    everything = replace(unchanged(plan.shard("b")), dense=plan.shard("b").dense)
-    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, residual=residual), "b": everything}
+    everything = replace(unchanged(plan.shard("b")), whole=plan.shard("b").whole)
+    updates = {"a": train_shard(net, plan.shard("a"), batches, 0.1, frozen=residual), "b": everything}
     outcome = aggregate(net, plan, updates, {"a": 100, "b": 50})
     assert (outcome.accepted, list(outcome.rejected)) == (["a"], ["b"])
     assert "other layers: table" in outcome.rejected["b"].message
@@ -473,3 +480,38 @@ def test_max_share_of_equal_weights_keeps_the_last_to_arrive():
     for client in "cabd":
         average.add(client, unchanged(plan.shard(client)))
     assert [*average._kept] == ["b", "d"]
+
+
+def test_updates_from_threads_are_averaged_as_from_one(monkeypatch):
+    """Each sum is slow here, so that without a lock all of them would run at once."""
+    add, busy = RunningMean.add, Lock()
+
+    def slow(self, *args):
+        assert busy.acquire(blocking=False), "two updates were summed at once"
+        sleep(0.005)
+        add(self, *args)
+        busy.release()
+
+    clients = dict.fromkeys(range(12), 0.5)
+    plan = make_plan(make_net().double(), clients)
+    updates = {client: perturbed(shard, client) for client, shard in plan.shards()}
+    monkeypatch.setattr(RunningMean, "add", slow)
+
+    def step(threads):
+        model = make_net().double()
+        server = Server(model, ShardPlanner("collective"))
+        average = server.average(plan, dict.fromkeys(clients, 1))
+        with ThreadPoolExecutor(threads) as pool:
+            assert [*pool.map(average.add, updates, updates.values())] == [None] * 12
+        assert [*server.step(average).accepted] == [*clients]
+        return model.state_dict()
+
+    torch.testing.assert_close(step(8), step(1), rtol=0, atol=1e-13)
+
+
+def test_shards_of_a_plan_in_threads_have_the_same_bytes():
+    clients = {number: 0.2 + 0.05 * (number % 4) for number in range(12)}
+    one, other = make_plan(make_net(), clients), make_plan(make_net(), clients)
+    with ThreadPoolExecutor(8) as threads:
+        shards = list(threads.map(one.shard, clients))
+    assert [shard.to_bytes() for shard in shards] == [other.shard(client).to_bytes() for client in clients]

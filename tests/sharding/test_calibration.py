@@ -174,7 +174,7 @@ def test_calibrated_model_on_new_inputs_has_less_error_than_plain():
 def test_residual_with_calibration_restores_the_outputs():
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 20)), torch.randn(64, 20)
-    small = factorize(net, 0.2, (), residual="float32", calibration=[x])
+    small = factorize(net, 0.2, (), residual_format="float32", calibration=[x])
     torch.testing.assert_close(small(x), net(x), rtol=1e-5, atol=1e-5)
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from sharding import (
     client_model,
     clip_and_decay,
     factorize,
+    init_empty,
     split_layers,
     train_shard,
     unpack_attention,
@@ -60,7 +62,7 @@ def test_client_model_shares_memory_with_the_shard_only_without_copy():
         copied[1].u.add_(1)
     assert shard.to_bytes() == kept
     assert taken[1].u.data_ptr() == shard.terms["1"].u.data_ptr()
-    assert taken[0].weight.data_ptr() == shard.dense["0.weight"].data_ptr()
+    assert taken[0].weight.data_ptr() == shard.whole["0.weight"].data_ptr()
 
 
 def test_client_model_from_a_factorized_structure_has_the_terms_of_the_shard():
@@ -168,17 +170,17 @@ def test_untrained_update_in_another_dtype_has_norm_zero(dtype, compression):
 def test_train_shard_with_a_frozen_batch_norm_keeps_its_statistics():
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     model[2].eval().requires_grad_(False)
-    shard, residual = make_plan(model, {0: 0.5}).shard(0), ShardPlanner().residual(model)
+    shard, residual = make_plan(model, {0: 0.5}).shard(0), ShardPlanner().frozen(model)
     batch = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
-    update = train_shard(model, shard, [batch], lr=0.1, residual=residual)
-    assert torch.equal(update.dense["2.running_mean"], model[2].running_mean)
+    update = train_shard(model, shard, [batch], lr=0.1, frozen=residual)
+    assert torch.equal(update.whole["2.running_mean"], model[2].running_mean)
 
 
 def test_client_model_freezes_parameters_frozen_at_server_or_client():
     server = freeze(make_net(), "0.weight", "1.weight", "4.weight")
-    shard, residual = make_plan(server, {0: 0.5}).shard(0), ShardPlanner().residual(server)
+    shard, residual = make_plan(server, {0: 0.5}).shard(0), ShardPlanner().frozen(server)
     structure = freeze(on_meta(make_net), "6.weight", "7.bias")
-    small = client_model(structure, Shard.from_bytes(shard.to_bytes()), residual=residual)
+    small = client_model(structure, Shard.from_bytes(shard.to_bytes()), frozen=residual)
     frozen = {name for name, parameter in small.named_parameters() if not parameter.requires_grad}
     assert frozen == {"0.weight", "1.u", "1.v", "4.u", "4.v", "6.u", "6.v", "7.bias"}
 
@@ -296,6 +298,25 @@ def test_init_empty_keeps_requires_grad_and_allocates_no_parameters():
     assert all(parameter.is_meta for parameter in model.parameters())
     assert not model[0].weight.requires_grad
     assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
+
+
+def test_init_empty_in_threads_empties_the_models_of_its_own_thread_only():
+    def build(number):
+        if number % 2:
+            return nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        return make_skeleton(lambda: nn.ModuleList(nn.Linear(8, 8) for _ in range(4)))
+
+    with ThreadPoolExecutor(8) as threads:
+        models = list(threads.map(build, range(200)))
+    for number, model in enumerate(models):
+        assert [part.is_meta for part in model.parameters()] == [number % 2 == 0] * 8
+
+
+def test_init_empty_inside_another_ends_with_the_outer_one():
+    with init_empty():
+        make_skeleton(make_net)
+        assert nn.Linear(2, 2).weight.is_meta
+    assert not nn.Linear(2, 2).weight.is_meta
 
 
 class Peeking(nn.Linear):
@@ -418,9 +439,9 @@ def test_train_shard_clips_as_the_strategy_does(strategy, clip):
 def test_round_with_a_frozen_backbone_changes_only_the_head():
     server = freeze(make_net(), *(name for name, _ in make_net().named_parameters() if not name.startswith("7")))
     before = deepcopy(server)
-    plan, residual = make_plan(server, {0: 0.3, 1: 0.5}), ShardPlanner().residual(server)
+    plan, residual = make_plan(server, {0: 0.3, 1: 0.5}), ShardPlanner().frozen(server)
     updates = {
-        client: train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, residual=residual)
+        client: train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, frozen=residual)
         for client, shard in plan.shards()
     }
     assert set(updates[0].trained()) == {"7.weight", "7.bias"}
@@ -432,9 +453,9 @@ def test_round_with_a_frozen_backbone_changes_only_the_head():
 
 def test_train_shard_of_a_fully_frozen_model_raises():
     server = make_net().requires_grad_(False)
-    shard, residual = make_plan(server, {0: 0.3}).shard(0), ShardPlanner().residual(server)
+    shard, residual = make_plan(server, {0: 0.3}).shard(0), ShardPlanner().frozen(server)
     with pytest.raises(UserError, match="all parameters of the model are frozen"):
-        train_shard(make_net(), shard, batches(), lr=0.1, residual=residual)
+        train_shard(make_net(), shard, batches(), lr=0.1, frozen=residual)
 
 
 def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
@@ -465,7 +486,7 @@ def test_train_shard_with_another_optimizer_lowers_the_loss(make):
     update = train_shard(make_skeleton(make_net), shard, data, make_optimizer=make)
     before, after = (
         sum(F.cross_entropy(client_model(make_net(), each)(inputs), targets).item() for inputs, targets in batches())
-        for each in (shard, replace(shard, terms=update.terms, dense=update.dense))
+        for each in (shard, replace(shard, terms=update.terms, whole=update.whole))
     )
     assert after < 0.9 * before
 
@@ -475,6 +496,22 @@ def test_train_shard_without_batches_is_refused(batches):
     shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
     with pytest.raises(UserError, match="no batches to train on"):
         train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_train_shard_on_a_batch_without_samples_is_refused(as_dict):
+    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
+    inputs, targets = torch.ones(0, 64), torch.ones(0, dtype=torch.int64)
+    batches = [{"input": inputs, "labels": targets}] if as_dict else zip(inputs.split(8), targets.split(8), strict=True)
+    with pytest.raises(UserError, match="a batch has no samples"):
+        train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
+
+
+def test_client_model_made_in_inference_mode_trains():
+    shard, structure = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone"), make_skeleton(make_net)
+    with torch.inference_mode():
+        model = client_model(structure, shard)
+    assert all(parameter.requires_grad and not parameter.is_inference() for parameter in model.parameters())
 
 
 class Wrapper(torch.optim.Optimizer):

@@ -180,7 +180,11 @@ def test_frozen_weights_in_bfloat16_which_are_not_sent_do_not_forbid_compression
 
 
 def test_a_tail_keeps_its_type_whatever_the_compression():
-    shard = ShardPlanner("top_n", compression="bfloat16", tail="bfloat16").plan(make_net(), {0: 0.4, 1: 1.0}).shard(0)
+    shard = (
+        ShardPlanner("top_n", compression="bfloat16", tail_format="bfloat16")
+        .plan(make_net(), {0: 0.4, 1: 1.0})
+        .shard(0)
+    )
     read = Shard.from_bytes(shard.to_bytes())
     assert {part.dtype for part in read.tail.values()} == {torch.bfloat16}
     torch.testing.assert_close(read.tail, shard.tail, rtol=0, atol=0)

@@ -16,7 +16,7 @@ from sharding.layers import base
 @pytest.fixture(params=[None, "int4"])
 def layer(request):
     torch.manual_seed(0)
-    return factorize(nn.Linear(6, 8), 0.5, skip=(), residual=request.param)
+    return factorize(nn.Linear(6, 8), 0.5, skip=(), residual_format=request.param)
 
 
 class CustomLinear(torch.autograd.Function):

@@ -61,7 +61,7 @@ def test_train_shard_of_a_model_with_computed_weights_changes_it(case):
     model, x = case
     shard = ShardPlanner().plan(model, {0: 0.5}).shard(0)
     update = train_shard(model, shard, [(x, torch.tensor([0, 1, 2]))], 0.1)
-    assert not torch.equal(update.dense["0.weight"], shard.dense["0.weight"])
+    assert not torch.equal(update.whole["0.weight"], shard.whole["0.weight"])
 
 
 class Caches(nn.Linear):

@@ -41,11 +41,11 @@ def test_plan_discrepancy_equals_that_of_the_composed_shards():
 
 def test_plan_discrepancy_of_clients_with_a_tail_is_that_of_the_strongest():
     model = make_net().double()
-    planner = ShardPlanner("top_n", tail="float32")
+    planner = ShardPlanner("top_n", tail_format="float32")
     mixed, strong = (planner.plan(model, dict(enumerate(ratios)), 0) for ratios in ([0.25, 0.5, 0.25], [0.5]))
     assert any(mixed.tails.values())
     assert plan_discrepancy(mixed) == pytest.approx(plan_discrepancy(strong), rel=1e-12)
-    alone = ShardPlanner("top_n", tail=None).plan(model, dict(enumerate([0.25, 0.5, 0.25])), 0)
+    alone = ShardPlanner("top_n", tail_format=None).plan(model, dict(enumerate([0.25, 0.5, 0.25])), 0)
     assert plan_discrepancy(alone)[1] > plan_discrepancy(mixed)[1]
 
 

@@ -211,3 +211,19 @@ def test_register_layer_of_a_subclass_factorizes_it():
     torch.testing.assert_close(factorized(x), model(x))
     with pytest.raises(UserError, match="is not a FactorizedLayer"):
         register_layer(MyLinear, nn.Linear)
+
+
+@pytest.mark.parametrize("residual", [None, "int4"])
+def test_factorize_in_inference_mode_makes_a_model_that_trains(residual):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    with torch.inference_mode():
+        small = factorize(model, 0.25, residual_format=residual)
+    small(torch.ones(2, 8)).sum().backward()
+    expected = factorize(model, 0.25, residual_format=residual).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in small.state_dict().items())
+
+
+def test_warning_that_little_is_factorized_names_the_callers_line():
+    with pytest.warns(CoverageWarning) as caught:
+        factorize(nn.Sequential(nn.Linear(8, 8)), 0.25)
+    assert caught[0].filename == __file__

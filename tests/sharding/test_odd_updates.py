@@ -61,7 +61,7 @@ def test_average_of_float8_buffers_moves_them(compression, total, moved):
     model.register_buffer("scale", torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn))
     plan = ShardPlanner("dense", compression=compression).plan(model, {0: 1.0, 1: 1.0})
     updates = {
-        client: shard.returned(shard.trained() | {"scale": shard.dense["scale"].float() + 2})
+        client: shard.returned(shard.trained() | {"scale": shard.whole["scale"].float() + 2})
         for client, shard in plan.shards()
     }
     outcome = aggregate(model, plan, updates, dict.fromkeys(plan, 1.0), total, guards=[NormBound(2)])

@@ -1,5 +1,8 @@
 """Clipping and decay against their definitions."""
 
+import pickle
+from copy import deepcopy
+from itertools import pairwise
 from math import exp
 
 import pytest
@@ -9,6 +12,7 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sharding import FactorizedConv, FactorizedLinear, UserError, clip_and_decay
+from sharding.layers.conv import lay_out_filters
 from sharding.rounds import optim
 from sharding.rounds.optim import can_be_fused, decay_gradients
 
@@ -300,3 +304,42 @@ def test_operations_of_the_hook_do_not_grow_with_layers_of_one_shape():
             optimizer.step()
         counts.append(counter.count)
     assert counts[0] == counts[1] <= 31
+
+
+class Copies(TorchDispatchMode):
+    """Count the copies of tensors in another layout."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.name() in ("aten::clone", "aten::copy_")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("clip", [None, 2.0])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("channels", "groups"), [((3, 8, 8, 8), 1), ((4, 8, 8, 8), 2)])
+def test_steps_with_filters_laid_out_equal_those_without_and_copy_nothing(channels, groups, fused, clip):
+    """Two layers of one shape, whose decay is computed together, and one of another."""
+    torch.manual_seed(0)
+    dense = [nn.Conv2d(i, o, 3, padding=1, groups=groups) for i, o in pairwise(channels)]
+    plain = nn.Sequential(*(FactorizedConv.from_dense(layer, 3) for layer in dense)).double()
+    for layer in plain:
+        layer.multipliers.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    turned, x = lay_out_filters(deepcopy(plain)), torch.randn(2, channels[0], 5, 5, dtype=torch.float64)
+    for model in (plain, turned):
+        optimizer = SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
+        optimizer.register_step_pre_hook(clip_and_decay(model, clip, decay=0.01))
+        for _ in range(3):
+            optimizer.zero_grad()
+            with Copies() as copies:
+                model(x).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(turned.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
+    if groups == 1:
+        assert copies.count == 0
+        assert all(layer.v.grad.stride() == layer.v.stride() == (1, len(layer.v)) for layer in turned)
+    copy = pickle.loads(pickle.dumps(turned))
+    copy.load_state_dict(plain.state_dict())
+    assert [part.stride() for part in copy.parameters()] == [part.stride() for part in turned.parameters()]
+    torch.testing.assert_close(copy(x), plain(x), rtol=0, atol=1e-12)

@@ -11,7 +11,7 @@ from sharding import (
     DESIGNS,
     STRATEGIES,
     Allocation,
-    Residual,
+    Frozen,
     Server,
     Shard,
     ShardPlanner,
@@ -163,7 +163,7 @@ def test_plan_without_sharded_layers_warns():
     model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3))
     with pytest.warns(UserWarning, match="no layer of this Sequential is sharded"):
         shard = make_plan(model, {0: 0.1}).shard(0)
-    assert (shard.keep_ratio, len(shard.dense)) == (1.0, 3)
+    assert (shard.keep_ratio, len(shard.whole)) == (1.0, 3)
     make_plan(model, {0: 0.1}, "dense")  # that is what was asked for: no warning
 
 
@@ -181,7 +181,7 @@ def test_plan_copies_what_is_sent_whole_once(monkeypatch):
     cloned, clone = [], torch.Tensor.clone
     monkeypatch.setattr(torch.Tensor, "clone", lambda tensor, **options: cloned.append(1) or clone(tensor, **options))
     plan = make_plan(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {0: 1.0}, "dense")
-    assert len(cloned) == len(plan.dense) == 6
+    assert len(cloned) == len(plan.whole) == 6
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -214,11 +214,11 @@ def test_plan_with_skip_and_also_shards_the_layers_of_factorize():
 def test_plan_of_a_frozen_float8_layer_leaves_it_to_the_residual(dtype):
     model = make_net()
     model[6].weight = nn.Parameter(model[6].weight.detach().to(dtype), requires_grad=False)
-    shard, residual = make_plan(model, {0: 0.5}).shard(0), ShardPlanner().residual(model)
+    shard, residual = make_plan(model, {0: 0.5}).shard(0), ShardPlanner().frozen(model)
     assert (shard.terms.keys(), len(shard.to_bytes())) == ({"1", "4"}, shard.nbytes)
-    assert (shard.dense.keys() & residual.dense.keys(), len(residual.to_bytes())) == (set(), residual.nbytes)
-    received = Residual.from_bytes(residual.to_bytes())
-    sent = client_model(model, Shard.from_bytes(shard.to_bytes()), residual=received)[6].weight
+    assert (shard.whole.keys() & residual.parameters.keys(), len(residual.to_bytes())) == (set(), residual.nbytes)
+    received = Frozen.from_bytes(residual.to_bytes())
+    sent = client_model(model, Shard.from_bytes(shard.to_bytes()), frozen=received)[6].weight
     assert (sent.dtype, sent.requires_grad) == (dtype, False)
     assert torch.equal(sent.float(), model[6].weight.float())
     model[6].weight.data[0, 0] = float("nan")

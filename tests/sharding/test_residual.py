@@ -103,8 +103,8 @@ def net():
 IDS = torch.arange(12).view(2, 6)
 
 
-def make_small(net, residual="int4"):
-    return factorize(split_layers(net, {"qkv": 3}), 0.25, "head", also=nn.Embedding, residual=residual)
+def make_small(net, residual_format="int4"):
+    return factorize(split_layers(net, {"qkv": 3}), 0.25, "head", also=nn.Embedding, residual_format=residual_format)
 
 
 @pytest.mark.parametrize("residual", FORMATS)
@@ -158,7 +158,7 @@ def test_export_lora_with_residuals_adds_the_change_to_the_dense_model(tmp_path)
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6)).double()
-    start = freeze_except_factors(factorize(base, 0.25, skip=(), residual="int4"))
+    start = freeze_except_factors(factorize(base, 0.25, skip=(), residual_format="int4"))
     later, x = deepcopy(start), torch.randn(5, 8, dtype=torch.float64)
     for part in (later[0], later[2]):
         part.u.data += torch.randn_like(part.u)
@@ -182,12 +182,14 @@ def test_factorize_empty_with_a_residual_allocates_it_on_meta():
     layer = factorize_empty(model, {"0": 3}, {"0": "int4"})[0]
     assert layer.residual.is_meta
     assert layer.residual.shape == (32, 2, 18)
-    assert factorize(nn.Sequential(nn.Linear(64, 32, device="meta")), 0.1, (), residual="int8")[0].residual.is_meta
+    assert factorize(nn.Sequential(nn.Linear(64, 32, device="meta")), 0.1, (), residual_format="int8")[
+        0
+    ].residual.is_meta
 
 
 def test_residual_of_all_terms_is_zero():
     layer = nn.Linear(6, 6).double()
-    small = factorize(nn.Sequential(layer), 1.0, (), residual="float32")[0]
+    small = factorize(nn.Sequential(layer), 1.0, (), residual_format="float32")[0]
     assert dequantize(small.residual, 6, torch.float64).abs().max() < 1e-15
 
 
@@ -210,16 +212,16 @@ def test_residual_of_a_layer_that_does_not_add_it_raises(monkeypatch):
     assert isinstance(factorize(model, 0.25, ())[0], FactorizedDoubled)
     both = nn.Sequential(attention, *model)
     with pytest.raises(UserError, match="layer 1 cannot have a residual: the forward of FactorizedDoubled would"):
-        factorize(both, 0.25, (), inplace=True, residual="int4")
+        factorize(both, 0.25, (), inplace=True, residual_format="int4")
     assert both[0] is attention
     FactorizedDoubled.adds_residual = True  # its forward uses the whole weight
-    small, x = factorize(model, 0.25, (), residual="float32"), torch.randn(3, 4)
+    small, x = factorize(model, 0.25, (), residual_format="float32"), torch.randn(3, 4)
     torch.testing.assert_close(small(x), model(x))
 
 
 @pytest.mark.parametrize("residual", ["int3", 4, True])
 def test_factorize_with_an_unknown_residual_raises_and_changes_nothing(net, residual):
-    message = f"residual is {residual!r}; it is one of int4, int8, bfloat16, float32, or None"
+    message = f"residual_format is {residual!r}; it is one of int4, int8, bfloat16, float32, or None"
     with pytest.raises(UserError, match=message):
-        factorize(net, 0.25, inplace=True, residual=residual)
+        factorize(net, 0.25, inplace=True, residual_format=residual)
     assert not any(isinstance(part, FactorizedLayer) for part in net.modules())

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 from sharding import (
     FactorizedLayer,
-    Residual,
+    Frozen,
     Server,
     Shard,
     ShardPlanner,
@@ -30,8 +30,8 @@ RATIO = 0.5
 LAYERS = {"1", "4", "6"}
 
 
-def make_server(residual="int4", strategy="top_n", ratio=RATIO, optimizer=None, **options):
-    model = factorize(make_net(), ratio, residual=residual)
+def make_server(residual_format="int4", strategy="top_n", ratio=RATIO, optimizer=None, **options):
+    model = factorize(make_net(), ratio, residual_format=residual_format)
     make = optimizer or (lambda weights: torch.optim.SGD(weights, lr=1.0))
     return Server(model, ShardPlanner(strategy, **options), make(model.parameters()))
 
@@ -42,9 +42,9 @@ def images():
 
 
 def train(server, structure, lr=0.1, batches=3):
-    residual = Residual.from_bytes(server.residual.to_bytes()) if server.residual.layers else None
+    residual = Frozen.from_bytes(server.frozen.to_bytes()) if server.frozen.residuals else None
     return lambda client, shard: train_shard(
-        structure, Shard.from_bytes(shard.to_bytes()), [images()] * batches, lr, residual=residual
+        structure, Shard.from_bytes(shard.to_bytes()), [images()] * batches, lr, frozen=residual
     )
 
 
@@ -53,7 +53,7 @@ def test_a_client_with_all_terms_computes_what_the_server_does(residual):
     server = make_server(residual)
     shard = server.plan({0: RATIO}, 0).shard(0)
     assert set(shard.terms) == LAYERS
-    small = client_model(make_net(), shard, residual=server.residual if residual else None)
+    small = client_model(make_net(), shard, frozen=server.frozen if residual else None)
     x = images()[0]
     torch.testing.assert_close(small(x), server.model(x), rtol=1e-4, atol=1e-5)
     if residual == "float32":
@@ -64,8 +64,8 @@ def test_a_client_with_all_terms_computes_what_the_server_does(residual):
 def test_a_structure_of_any_kind_becomes_the_clients_model(where):
     server = make_server()
     shard = server.plan({0: 0.2}, 0).shard(0)
-    small = client_model(KINDS[where](make_net), shard, residual=server.residual)
-    again = client_model(small, shard, residual=server.residual)
+    small = client_model(KINDS[where](make_net), shard, frozen=server.frozen)
+    again = client_model(small, shard, frozen=server.frozen)
     x = images()[0]
     assert torch.equal(small(x), again(x))
     assert {name for name, part in small.named_modules() if isinstance(part, FactorizedLayer)} == LAYERS
@@ -118,12 +118,12 @@ def test_one_client_with_all_terms_makes_the_server_its_own():
 
     def keep(client, shard):
         update = train(server, make_net())(client, shard)
-        trained.append(replace(shard, terms=update.terms, dense=update.dense))
+        trained.append(replace(shard, terms=update.terms, whole=update.whole))
         return update
 
     server.round(0, {0: RATIO}, keep)
     x = images()[0]
-    small = client_model(make_net(), trained[0], residual=server.residual)
+    small = client_model(make_net(), trained[0], frozen=server.frozen)
     torch.testing.assert_close(server.model(x), small(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(merge(server.model)(x), small(x), rtol=1e-4, atol=1e-5)
 
@@ -138,12 +138,12 @@ def test_clients_of_unequal_ratios_fine_tune_a_model(optimizer, compression):
     }[optimizer]
     server = make_server(optimizer=make, compression=compression)
     loss = nn.functional.cross_entropy
-    frozen, x, y = server.residual.digest, *images()
+    frozen, x, y = server.frozen.digest, *images()
     before = float(loss(server.model(x), y).detach())
     for number in range(8):
         server.round(number, {"a": 0.5, "b": 0.2, "c": 0.1}, train(server, make_net()))
     assert float(loss(server.model(x), y).detach()) < 0.7 * before
-    assert server.residual.digest == frozen
+    assert server.frozen.digest == frozen
     assert all(server.model.get_submodule(name).num_terms == part for name, part in {"1": 4, "4": 4, "6": 5}.items())
 
 
@@ -178,7 +178,7 @@ def test_every_strategy_draws_from_the_terms_that_there_are(strategy):
 
 
 def test_layers_that_factorize_chose_are_sharded_whatever_the_planner_skips():
-    model = factorize(make_net(), 0.5, skip=["1", "last"], residual="int4")
+    model = factorize(make_net(), 0.5, skip=["1", "last"], residual_format="int4")
     plan = ShardPlanner("top_n", skip=["4"]).plan(model, {0: 0.5})
     assert set(plan.spectra) == set(model.factorize_report.layers)
 
@@ -186,13 +186,13 @@ def test_layers_that_factorize_chose_are_sharded_whatever_the_planner_skips():
 def test_a_transformer_with_split_and_unpacked_layers_goes_through_a_round():
     torch.manual_seed(0)
     net = split_layers(Net(), {"qkv": 3})
-    server = Server(factorize(net, 0.25, "head", also=nn.Embedding, residual="int8"), ShardPlanner("top_n"))
-    residual, targets = server.residual, torch.randint(5, (2, 6))
+    server = Server(factorize(net, 0.25, "head", also=nn.Embedding, residual_format="int8"), ShardPlanner("top_n"))
+    residual, targets = server.frozen, torch.randint(5, (2, 6))
 
     def update(client, shard):
         batches = [(IDS, targets)] * 3
         loss = lambda made, wanted: nn.functional.cross_entropy(made.mT, wanted)  # noqa: E731
-        return train_shard(split_layers(Net(), {"qkv": 3}), shard, batches, 0.1, residual=residual, loss=loss)
+        return train_shard(split_layers(Net(), {"qkv": 3}), shard, batches, 0.1, frozen=residual, loss=loss)
 
     before = server.model(IDS).detach()
     assert server.round(0, {0: 0.25, 1: 0.1}, update).accepted == [0, 1]
@@ -203,9 +203,9 @@ def test_a_transformer_with_split_and_unpacked_layers_goes_through_a_round():
 def test_frozen_layers_are_sent_and_not_trained():
     net = make_net()
     net[4].weight.requires_grad_(False)
-    server = Server(factorize(net, 0.5, residual="int4"), ShardPlanner("top_n"))
+    server = Server(factorize(net, 0.5, residual_format="int4"), ShardPlanner("top_n"))
     plan = server.plan({0: 0.5}, 0)
-    assert plan.shard(0).frozen == {"4"}
+    assert plan.shard(0).fixed == {"4"}
     before = deepcopy(server.model[4].state_dict())
     server.round(0, {0: 0.5}, train(server, make_net()))
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.model[4].state_dict().items())
@@ -232,9 +232,9 @@ def test_a_resumed_server_ends_with_the_same_bits():
 
 
 def test_a_model_takes_no_more_memory_than_terms_and_residual():
-    model = factorize(nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))), 0.05, (), residual="int4")
+    model = factorize(nn.Sequential(*(nn.Linear(256, 256) for _ in range(3))), 0.05, (), residual_format="int4")
     server = Server(model, ShardPlanner("top_n"))
-    small = client_model(model, server.plan({0: 0.05}, 0).shard(0), residual=server.residual)
+    small = client_model(model, server.plan({0: 0.05}, 0).shard(0), frozen=server.frozen)
     nbytes = sum(part.nbytes for part in (*small.parameters(), *small.buffers()))
     assert nbytes < 3 * 256 * 256 * (4.5 / 8) + 3 * 4 * (2 * 256 * 13 + 13 + 256) + 1
 
@@ -244,15 +244,15 @@ def test_a_model_takes_no_more_memory_than_terms_and_residual():
 
 @pytest.mark.parametrize("residual", ["int4", "int8", "bfloat16", "float32"])
 def test_a_residual_survives_its_wire_form(residual, tmp_path):
-    sent = make_server(residual).residual
-    assert set(sent.layers) == LAYERS
+    sent = make_server(residual).frozen
+    assert set(sent.residuals) == LAYERS
     data = sent.to_bytes()
     assert len(data) == sent.nbytes
     sent.write(tmp_path / "residual")
-    for received in (Residual.from_bytes(data), Residual.read(str(tmp_path / "residual"))):
+    for received in (Frozen.from_bytes(data), Frozen.read(str(tmp_path / "residual"))):
         assert received.digest == sent.digest
-        assert received.layers.keys() == sent.layers.keys()
-        assert all(torch.equal(received.layers[name], stored) for name, stored in sent.layers.items())
+        assert received.residuals.keys() == sent.residuals.keys()
+        assert all(torch.equal(received.residuals[name], stored) for name, stored in sent.residuals.items())
 
 
 def test_a_digest_depends_on_names_types_shapes_and_values():
@@ -264,76 +264,77 @@ def test_a_digest_depends_on_names_types_shapes_and_values():
         {"a": torch.zeros(2, 6), "b": torch.tensor([1.0, 1.0, 1.0000001])},
         {"a": torch.zeros(2, 6)},
     ]
-    digests = [Residual(layers).digest for layers in (base, *others)]
+    digests = [Frozen(layers).digest for layers in (base, *others)]
     assert len(set(digests)) == 6
-    assert Residual(dict(reversed(base.items()))).digest == digests[0]
-    assert Residual({}).digest == ""
+    assert Frozen(dict(reversed(base.items()))).digest == digests[0]
+    assert Frozen({}).digest == ""
     stored = torch.zeros(4)
-    before = Residual({"a": stored}).digest
+    before = Frozen({"a": stored}).digest
     stored[1] = 1  # read again
-    assert Residual({"a": stored}).digest != before
+    assert Frozen({"a": stored}).digest != before
 
 
 def test_a_shard_and_a_residual_read_in_inference_mode_train_as_others_do(tmp_path):
     server, batches = make_server(), [images()]
     shard = server.plan({0: 0.2, 1: RATIO}, 0).shard(0)
-    expected = train_shard(make_net(), shard, batches, lr=0.1, residual=server.residual).to_bytes()
+    expected = train_shard(make_net(), shard, batches, lr=0.1, frozen=server.frozen).to_bytes()
     shard.write(tmp_path / "shard")
-    server.residual.write(tmp_path / "residual")
-    sent, kept = shard.to_bytes(), server.residual.to_bytes()
+    server.frozen.write(tmp_path / "residual")
+    sent, kept = shard.to_bytes(), server.frozen.to_bytes()
     with torch.inference_mode():
         for read, residual in (
-            (Shard.from_bytes(sent), Residual.from_bytes(kept)),
-            (Shard.read(tmp_path / "shard"), Residual.read(tmp_path / "residual")),
+            (Shard.from_bytes(sent), Frozen.from_bytes(kept)),
+            (Shard.read(tmp_path / "shard"), Frozen.read(tmp_path / "residual")),
         ):
             assert read.tail
-            assert train_shard(make_net(), read, batches, lr=0.1, residual=residual).to_bytes() == expected
-        copies = {name: stored.clone() for name, stored in residual.layers.items()}
-        assert Residual(copies).digest == Residual(residual.layers).digest
+            assert train_shard(make_net(), read, batches, lr=0.1, frozen=residual).to_bytes() == expected
+        copies = {name: stored.clone() for name, stored in residual.residuals.items()}
+        assert Frozen(copies).digest == Frozen(residual.residuals).digest
 
 
 def test_spoiled_bytes_are_told_in_one_line():
-    data = make_server().residual.to_bytes()
+    data = make_server().frozen.to_bytes()
     flipped = bytearray(data)
     flipped[-1] ^= 1
     with pytest.raises(UserError, match=r"is spoiled: its digest is '[\w-]+', not '[\w-]+'; get it again"):
-        Residual.from_bytes(flipped)
+        Frozen.from_bytes(flipped)
     for length in (0, 7, 100, len(data) - 1):
-        with pytest.raises(UserError, match=f"these {length} bytes are not a residual"):
-            Residual.from_bytes(data[:length])
-    with pytest.raises(UserError, match="this is not a residual: its metadata has"):
-        Residual.from_bytes(make_server().plan({0: 0.5}, 0).shard(0).to_bytes())
-    with pytest.raises(UserError, match="a str is not a residual"):
-        Residual.from_bytes("x")
+        with pytest.raises(UserError, match=f"these {length} bytes are not a frozen part"):
+            Frozen.from_bytes(data[:length])
+    with pytest.raises(UserError, match="this is not a frozen part: its metadata has"):
+        Frozen.from_bytes(make_server().plan({0: 0.5}, 0).shard(0).to_bytes())
+    with pytest.raises(UserError, match="a str is not a frozen part"):
+        Frozen.from_bytes("x")
     with pytest.raises(UserError, match=r"these .* bytes are not a shard|this is not a shard"):
         Shard.from_bytes(data)
 
 
 def test_a_file_that_is_no_residual_is_told_in_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read the residual .*none: No such file"):
-        Residual.read(tmp_path / "none")
+    with pytest.raises(UserError, match=r"cannot read the frozen part .*none: No such file"):
+        Frozen.read(tmp_path / "none")
     (tmp_path / "text").write_text("text")
-    with pytest.raises(UserError, match="text is not a residual"):
-        Residual.read(tmp_path / "text")
+    with pytest.raises(UserError, match="text is not a frozen part"):
+        Frozen.read(tmp_path / "text")
 
 
 def test_a_client_without_the_residual_or_with_another_says_so():
     server, other = make_server(), make_server("int8")
     shard = server.plan({0: 0.5}, 0).shard(0)
-    digest = server.residual.digest
-    assert Shard.from_bytes(shard.to_bytes()).residual == shard.residual == digest
-    with pytest.raises(UserError, match=f"this shard needs the residual {digest}, and the client has none: get"):
+    digest = server.frozen.digest
+    assert Shard.from_bytes(shard.to_bytes()).frozen_digest == shard.frozen_digest == digest
+    with pytest.raises(UserError, match=f"this shard needs the frozen part {digest}, and the client has none: get"):
         client_model(make_net(), shard)
-    with pytest.raises(UserError, match=f"needs the residual {digest}, and the client has {other.residual.digest}, of"):
-        client_model(make_net(), shard, residual=other.residual)
+    theirs = other.frozen.digest
+    with pytest.raises(UserError, match=f"needs the frozen part {digest}, and the client has {theirs}, of"):
+        client_model(make_net(), shard, frozen=other.frozen)
     plain = make_server(None).plan({0: 0.5}, 0).shard(0)
-    assert plain.residual == ""
-    with pytest.raises(UserError, match=f"this shard needs no residual, and the client has {digest}"):
-        client_model(make_net(), plain, residual=server.residual)
+    assert plain.frozen_digest == ""
+    with pytest.raises(UserError, match=f"this shard needs no frozen part, and the client has {digest}"):
+        client_model(make_net(), plain, frozen=server.frozen)
     small = client_model(make_net(), plain)
     with pytest.raises(UserError, match=f"its layers have no residual, not {digest[:32]}"):
         shard.load_into(small)
-    later = client_model(make_net(), shard, residual=server.residual)
+    later = client_model(make_net(), shard, frozen=server.frozen)
     shard.load_into(later)
     assert client_model(later, plain)[1].residual is None
 
@@ -343,7 +344,7 @@ def test_a_client_without_the_residual_or_with_another_says_so():
 def test_a_client_takes_the_residual_of_a_model_that_was_cast(residual, dtype):
     server = make_server(residual)
     server.model.to(dtype)
-    small = client_model(make_net().to(dtype), server.plan({0: 0.5}, 0).shard(0), residual=server.residual)
+    small = client_model(make_net().to(dtype), server.plan({0: 0.5}, 0).shard(0), frozen=server.frozen)
     x = images()[0].to(dtype)
     torch.testing.assert_close(small(x), server.model(x), rtol=0.01, atol=0.01)
 
@@ -351,11 +352,11 @@ def test_a_client_takes_the_residual_of_a_model_that_was_cast(residual, dtype):
 def test_a_residual_of_another_shape_is_refused():
     server = make_server()
     shard = server.plan({0: 0.5}, 0).shard(0)
-    wrong = Residual(server.residual.layers | {"6": server.residual.layers["1"]})
+    wrong = Frozen(server.frozen.residuals | {"6": server.frozen.residuals["1"]})
     with pytest.raises(
         UserError, match=r"the residual of 6, torch.uint8 of shape \[8, 2, 18\], does not fit this Fact"
     ):
-        client_model(make_net(), replace(shard, residual=wrong.digest), residual=wrong)
+        client_model(make_net(), replace(shard, frozen_digest=wrong.digest), frozen=wrong)
 
 
 def test_models_that_cannot_be_the_servers_are_refused():
@@ -365,7 +366,7 @@ def test_models_that_cannot_be_the_servers_are_refused():
     ):
         ShardPlanner("dense").plan(model, {0: 0.5})
     shard = make_server(strategy="unbiased").plan({0: 0.2}, 0).shard(0)
-    small = client_model(make_net(), shard, residual=make_server().residual)
+    small = client_model(make_net(), shard, frozen=make_server().frozen)
     with pytest.raises(UserError, match="layer 1 has multipliers other than 1, as a client's"):
         ShardPlanner("top_n").plan(small, {0: 0.2})
     model[4].v.data[0, 0] = torch.nan
@@ -384,7 +385,7 @@ def test_a_server_whose_factors_fsdp_holds_in_pieces_ends_with_the_same_model():
     for part in [pieces.model.get_submodule(name) for name in LAYERS]:
         fully_shard(part)
     pieces = Server(pieces.model, ShardPlanner("top_n"), torch.optim.SGD(pieces.model.parameters(), lr=1.0))
-    assert pieces.residual.digest == plain.residual.digest
+    assert pieces.frozen.digest == plain.frozen.digest
     for server in (plain, pieces):
         server.round(0, {0: 0.5, 1: 0.2}, train(plain, make_net()))
     for name, tensor in plain.model.state_dict().items():
@@ -395,34 +396,34 @@ def test_a_server_whose_factors_fsdp_holds_in_pieces_ends_with_the_same_model():
 def test_frozen_parameters_are_sent_once_and_kept(dtype):
     server = make_server()
     server.model[0].requires_grad_(False)
-    residual = Residual.from_bytes(server.residual.to_bytes())
-    assert (set(residual.layers), set(residual.dense)) == (LAYERS, {"0.weight", "0.bias"})
+    residual = Frozen.from_bytes(server.frozen.to_bytes())
+    assert (set(residual.residuals), set(residual.parameters)) == (LAYERS, {"0.weight", "0.bias"})
     shard = server.plan({0: 0.5}, 0).shard(0)
-    assert not {"0.weight", "0.bias"} & shard.dense.keys()
-    small = client_model(make_net().to(dtype), shard, residual=residual)
+    assert not {"0.weight", "0.bias"} & shard.whole.keys()
+    small = client_model(make_net().to(dtype), shard, frozen=residual)
     assert torch.equal(small[0].weight, server.model[0].weight.to(dtype))
     assert not small[0].weight.requires_grad
     shard.load_into(small)
     update = shard.read_from(small)
-    assert not {"0.weight", "0.bias"} & update.dense.keys()
+    assert not {"0.weight", "0.bias"} & update.whole.keys()
 
 
 def test_digest_follows_a_change_of_a_frozen_parameter():
     server = make_server(None)
-    assert (server.residual.digest, len(server.residual)) == ("", 0)
+    assert (server.frozen.digest, len(server.frozen)) == ("", 0)
     server.model[0].weight.requires_grad_(False)
-    digest, shard = server.residual.digest, server.plan({0: 0.5}, 0).shard(0)
-    assert shard.residual == digest
+    digest, shard = server.frozen.digest, server.plan({0: 0.5}, 0).shard(0)
+    assert shard.frozen_digest == digest
     with torch.no_grad():
         server.model[0].weight[0, 0] += 1
-    assert server.residual.digest != digest
-    with pytest.raises(UserError, match=f"needs the residual {digest}, and the client has {server.residual.digest}"):
-        client_model(make_net(), shard, residual=server.residual)
+    assert server.frozen.digest != digest
+    with pytest.raises(UserError, match=f"needs the frozen part {digest}, and the client has {server.frozen.digest}"):
+        client_model(make_net(), shard, frozen=server.frozen)
 
 
 def test_a_residual_with_a_parameter_that_the_model_lacks_is_refused():
     server = make_server()
-    wrong = Residual(server.residual.layers, {"0.scale": torch.ones(3)})
-    shard = replace(server.plan({0: 0.5}, 0).shard(0), residual=wrong.digest)
-    with pytest.raises(UserError, match=r"the residual has 0.scale, torch.float32 of shape \[3\]; the model has not"):
-        client_model(make_net(), shard, residual=wrong)
+    wrong = Frozen(server.frozen.residuals, {"0.scale": torch.ones(3)})
+    shard = replace(server.plan({0: 0.5}, 0).shard(0), frozen_digest=wrong.digest)
+    with pytest.raises(UserError, match=r"the frozen part has 0.scale, torch.float32 of shape \[3\]"):
+        client_model(make_net(), shard, frozen=wrong)

@@ -13,7 +13,7 @@ from torch import nn
 
 from sharding import COMPRESSIONS, Shard, ShardPlanner, Update, UserError, client_model, factorize
 from sharding.factorization import CoverageWarning
-from sharding.modules.state import dense_state
+from sharding.modules.state import whole_state
 from sharding.rounds.norms import update_norm
 from sharding.rounds.shard import Terms
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed
@@ -21,15 +21,15 @@ from tests.sharding.models import aggregate, make_net, make_plan, perturbed
 
 def assert_same(one: Shard | Update, other: Shard | Update) -> None:
     assert one.terms.keys() == other.terms.keys()
-    assert one.dense.keys() == other.dense.keys()
+    assert one.whole.keys() == other.whole.keys()
     for name, terms in one.terms.items():
         for part in ("indices", "u", "v", "multipliers"):
             assert torch.equal(getattr(terms, part), getattr(other.terms[name], part))
-    for name, tensor in one.dense.items():
-        assert torch.equal(tensor, other.dense[name])
+    for name, tensor in one.whole.items():
+        assert torch.equal(tensor, other.whole[name])
     assert (one.keep_ratio, one.compression) == (other.keep_ratio, other.compression)
     if isinstance(one, Shard) and isinstance(other, Shard):
-        assert one.frozen == other.frozen
+        assert one.fixed == other.fixed
 
 
 INTEGERS = {
@@ -46,20 +46,20 @@ INTEGERS = {
         max_size=4,
     ),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
-    dense=st.integers(0, 12),
+    whole=st.integers(0, 12),
     keep_ratio=st.floats(0, 1, exclude_min=True),
-    frozen=st.integers(0, 3),
+    fixed=st.integers(0, 3),
     compression=st.sampled_from(list(COMPRESSIONS)),
 )
-def test_nbytes_of_any_shard_equals_its_serialized_size(layers, dtype, dense, keep_ratio, frozen, compression):
+def test_nbytes_of_any_shard_equals_its_serialized_size(layers, dtype, whole, keep_ratio, fixed, compression):
     assume(compression != "bfloat16" or dtype != torch.bfloat16)
     terms = {
         name: Terms(torch.arange(n), torch.ones(3, n, dtype=dtype), torch.ones(5, n, dtype=dtype), torch.ones(n))
         for name, n in layers.items()
     }
-    rest = {f"layer{i}.bias": torch.ones(10**i % 1001, dtype=torch.float32) for i in range(dense)}
-    rest |= {f"layer{i}.weight": torch.ones(2, 10**i % 1001, 2, dtype=torch.float32) for i in range(dense)}
-    names = frozenset([*list(rest)[:frozen], *list(terms)[:frozen], *INTEGERS])
+    rest = {f"layer{i}.bias": torch.ones(10**i % 1001, dtype=torch.float32) for i in range(whole)}
+    rest |= {f"layer{i}.weight": torch.ones(2, 10**i % 1001, 2, dtype=torch.float32) for i in range(whole)}
+    names = frozenset([*list(rest)[:fixed], *list(terms)[:fixed], *INTEGERS])
     shard = Shard(terms, rest | INTEGERS, keep_ratio, names, compression=compression)
     data = shard.to_bytes()
     assert len(data) == shard.nbytes
@@ -78,7 +78,7 @@ def test_load_into_then_read_from_returns_an_equal_copy(keep_ratio):
     for name, terms in shard.terms.items():
         assert torch.equal(client.get_submodule(name).multipliers, terms.multipliers)
     other = perturbed(shard, 1)
-    replace(shard, terms=other.terms, dense=other.dense).load_into(client)
+    replace(shard, terms=other.terms, whole=other.whole).load_into(client)
     assert_same(returned, shard)
 
 
@@ -104,7 +104,7 @@ def test_update_norm_equals_the_norm_of_all_changes():
     model = make_net().double()
     sent = make_plan(model, {"a": 0.5}).shard("a")
     returned = perturbed(sent, 3)
-    squares = sum(((returned.dense[n] - t) ** 2).sum() for n, t in sent.dense.items())
+    squares = sum(((returned.whole[n] - t) ** 2).sum() for n, t in sent.whole.items())
     for name, terms in sent.terms.items():
         after = returned.terms[name]
         squares += ((after.u - terms.u) ** 2).sum() + ((after.v - terms.v) ** 2).sum()
@@ -116,7 +116,7 @@ def test_update_norm_is_invariant_to_order_and_serialization():
     sent = make_plan(make_net(), {0: 0.5}).shard(0)
     for seed in range(20):
         returned = perturbed(sent, seed)
-        turned = Update(dict(reversed(returned.terms.items())), dict(reversed(returned.dense.items())))
+        turned = Update(dict(reversed(returned.terms.items())), dict(reversed(returned.whole.items())))
         norm = update_norm(sent, returned)
         assert torch.equal(update_norm(sent, turned), norm)
         assert torch.equal(update_norm(sent, Update.from_bytes(returned.to_bytes())), norm)
@@ -143,8 +143,8 @@ class Tied(nn.Module):
 def round_of(model: nn.Module, **options) -> tuple[Shard, nn.Module]:
     """Send a model's shard to a client that trains it a step, and aggregate. Returns the shard and the client."""
     plan = ShardPlanner("top_n", **options).plan(model, {0: 1.0})
-    residual = ShardPlanner("top_n", **options).residual(model)
-    client = client_model(deepcopy(model).to("meta"), plan.shard(0), residual=residual)
+    residual = ShardPlanner("top_n", **options).frozen(model)
+    client = client_model(deepcopy(model).to("meta"), plan.shard(0), frozen=residual)
     with torch.no_grad():
         for parameter in client.parameters():
             parameter.add_(parameter.requires_grad * 0.5)
@@ -167,7 +167,7 @@ def test_round_with_a_module_registered_twice_shards_it_once():
     model = nn.Sequential(nn.Linear(8, 8), shared, shared, nn.Linear(8, 8))
     shard, client = round_of(model)
     assert set(shard.terms) == {"1"}
-    assert set(shard.dense) == {"0.weight", "0.bias", "1.bias", "3.weight", "3.bias"}
+    assert set(shard.whole) == {"0.weight", "0.bias", "1.bias", "3.weight", "3.bias"}
     assert model[1] is model[2]
     assert client[1] is client[2]
     x = torch.randn(2, 8)
@@ -177,7 +177,7 @@ def test_round_with_a_module_registered_twice_shards_it_once():
 def test_round_with_a_single_layer_model_works():
     model = nn.Linear(8, 6)
     shard, client = round_of(model, skip=())
-    assert set(shard.dense) == {"bias"}
+    assert set(shard.whole) == {"bias"}
     assert_same(Shard.from_bytes(shard.to_bytes()), shard)
     x = torch.randn(2, 8)
     torch.testing.assert_close(model(x), client(x), rtol=1e-4, atol=1e-4)
@@ -194,9 +194,9 @@ def test_frozen_terms_are_sent_but_not_returned_and_frozen_parameters_not_sent()
     model, free = freeze(make_net(), *names), make_plan(make_net(), {0: 1.0}, "top_n").shard(0)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     shard, client = round_of(model)
-    assert shard.frozen == {"4"}
+    assert shard.fixed == {"4"}
     once = {"0.weight", "2.bias"}
-    assert ShardPlanner().residual(model).dense.keys() == once == free.dense.keys() - shard.dense.keys()
+    assert ShardPlanner().frozen(model).parameters.keys() == once == free.whole.keys() - shard.whole.keys()
     assert shard.trained().keys() == free.trained().keys() - {"0.weight", "2.bias", "4.u", "4.v"}
     returned = shard.read_from(client)
     values = sum(shard.state()[name].numel() for name in ("4.u", "4.v", "4.multipliers"))
@@ -212,7 +212,7 @@ def test_update_of_a_fully_frozen_model_is_empty():
     client = factorize(model, 0.5)
     plan.shard(0).load_into(client)
     returned = plan.shard(0).read_from(client)
-    assert (returned.terms, returned.dense) == ({}, {})
+    assert (returned.terms, returned.whole) == ({}, {})
     assert update_norm(plan.shard(0), returned) == 0
 
 
@@ -235,7 +235,7 @@ def test_round_with_complex_parameters_averages_them():
     model = Complex()
     before = model.phases.detach().clone()
     shard, client = round_of(model)
-    assert shard.dense["phases"].shape == (4, 2)
+    assert shard.whole["phases"].shape == (4, 2)
     torch.testing.assert_close(model.phases, client.phases)
     torch.testing.assert_close(model.phases, before + 0.5)
 
@@ -257,7 +257,7 @@ def test_integer_and_bool_buffers_are_sent_but_not_averaged():
     torch.manual_seed(0)
     server, ids = nn.Sequential(Hashed(), nn.Linear(4, 4)), torch.arange(9)
     plan = make_plan(server, {0: 1.0}, "dense")
-    assert {"0.table", "0.mask"} <= plan.shard(0).frozen
+    assert {"0.table", "0.mask"} <= plan.shard(0).fixed
     before = {name: tensor.clone() for name, tensor in server.state_dict().items()}
     client = client_model(nn.Sequential(Hashed(), nn.Linear(4, 4)), Shard.from_bytes(plan.shard(0).to_bytes()))
     assert not torch.equal(Hashed().table, server[0].table)
@@ -265,7 +265,7 @@ def test_integer_and_bool_buffers_are_sent_but_not_averaged():
     client[0].table.zero_()
     client[0].vectors.weight.data += 1.0
     update = Update.from_bytes(plan.shard(0).read_from(client).to_bytes())
-    assert not {"0.table", "0.mask"} & update.dense.keys()
+    assert not {"0.table", "0.mask"} & update.whole.keys()
     assert aggregate(server, plan, {0: update}, {0: 1}).accepted == [0]
     assert torch.equal(server[0].table, before["0.table"])
     torch.testing.assert_close(server[0].vectors.weight, before["0.vectors.weight"] + 1.0)
@@ -282,7 +282,7 @@ def test_from_bytes_of_trainable_integers_raises():
 
 
 def test_dense_state_has_all_but_counters_and_extra_state():
-    state, frozen = dense_state(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), Complex()), {})
+    state, frozen = whole_state(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), Complex()), {})
     expected = {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
     assert expected == {name for name in state if not name.startswith("2.")}
     assert "2._extra_state" not in state
@@ -330,7 +330,7 @@ def test_repr_of_plan_and_shard_is_one_line():
     plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
     start, terms = plan.id[:7], sum(len(part.indices) for part in plan.shard(0).terms.values())
     kilobytes = f"{plan.shard(0).nbytes / 1000:.0f} kB"
-    assert repr(plan.shard(0)) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan='{start}')"
+    assert repr(plan.shard(0)) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan_id='{start}')"
     size = f"{sum(shard.nbytes for _, shard in plan.shards()) / 1000:.0f} kB"
     assert repr(plan) == f"Plan(clients=2, layers=3, {size})"
-    assert repr(Shard({}, {})) == "Shard(keep_ratio=1, layers=0, terms=0, 0 kB, plan='')"
+    assert repr(Shard({}, {})) == "Shard(keep_ratio=1, layers=0, terms=0, 0 kB, plan_id='')"

@@ -147,7 +147,7 @@ def quantized():
 
 
 def with_tail():
-    plan = ShardPlanner("top_n", tail="float32").plan(build(), {0: 0.25, 1: 0.5})
+    plan = ShardPlanner("top_n", tail_format="float32").plan(build(), {0: 0.25, 1: 0.5})
     return client_model(build(), plan.shard(0))[2]
 
 

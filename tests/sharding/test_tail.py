@@ -57,8 +57,8 @@ LAYERS = {
 }
 
 
-def planned(model, tail="float32", ratios=RATIOS):
-    return ShardPlanner("top_n", skip=(), also=("*",), tail=tail).plan(model, ratios)
+def planned(model, tail_format="float32", ratios=RATIOS):
+    return ShardPlanner("top_n", skip=(), also=("*",), tail_format=tail_format).plan(model, ratios)
 
 
 def trained(model, x):
@@ -93,7 +93,7 @@ def test_layer_with_its_tail_computes_what_the_strongest_does(kind):
 @pytest.mark.parametrize("tail", ["int4", "int8", "bfloat16", "float32"])
 def test_tail_travels_with_the_shard_and_its_bytes_are_counted(tail):
     model = nn.Sequential(nn.Linear(40, 50), nn.ReLU(), nn.Conv1d(50, 40, 1))
-    planner = ShardPlanner("top_n", skip=(), tail=tail)
+    planner = ShardPlanner("top_n", skip=(), tail_format=tail)
     plan = planner.plan(model, RATIOS)
     shard = plan.shard("weak")
     data = shard.to_bytes()
@@ -116,7 +116,7 @@ def test_tail_in_four_bits_takes_an_eighth_of_exact_terms_and_is_near_them():
 
 @pytest.mark.parametrize("strategy", ["collective", "unbiased", "prism", "top_n_scaled"])
 def test_strategy_that_draws_terms_has_no_tail(strategy):
-    plan = ShardPlanner(strategy, skip=(), tail="int4").plan(nn.Sequential(nn.Linear(40, 40)), RATIOS)
+    plan = ShardPlanner(strategy, skip=(), tail_format="int4").plan(nn.Sequential(nn.Linear(40, 40)), RATIOS)
     assert not any(shard.tail for _, shard in plan.shards())
 
 
@@ -149,7 +149,7 @@ def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
     update = train_shard(structure, shard, batches, lr=0.1)
     assert shard.tail
     assert find_misfit(shard, update) is None
-    with pytest.raises(UserError, match="frozen tensors were returned: 2"):
+    with pytest.raises(UserError, match="fixed tensors were returned: 2"):
         Update.from_bytes(shard.to_bytes())
     server = Server(model, ShardPlanner("top_n"))
     result = server.round(0, RATIOS, lambda _, shard: train_shard(structure, shard, batches, lr=0.1))
@@ -251,8 +251,8 @@ def test_loaded_shard_replaces_the_tail_or_removes_it():
 @pytest.mark.parametrize("kind", LAYERS)
 def test_symbolic_trace_of_a_layer_with_residual_and_tail_is_equal(kind):
     make, x = LAYERS[kind]
-    model = factorize(nn.Sequential(make()), 0.5, skip=(), also=("*",), residual="int4")
-    small = client_model(model, planned(model, "int4").shard("weak"), residual=ShardPlanner().residual(model))
+    model = factorize(nn.Sequential(make()), 0.5, skip=(), also=("*",), residual_format="int4")
+    small = client_model(model, planned(model, "int4").shard("weak"), frozen=ShardPlanner().frozen(model))
     assert [part.by_terms for part in small[0].frozen] == [False, True]
     torch.testing.assert_close(torch.fx.symbolic_trace(small)(x), small(x))
 
@@ -265,11 +265,11 @@ def test_wrapped_structure_gets_its_tail():
 
 
 def test_terms_of_a_factorized_server_have_a_tail_beside_its_residual():
-    model = factorize(nn.Sequential(nn.Linear(40, 40)), 0.5, skip=(), residual="int8")
-    server = Server(model, ShardPlanner("top_n", tail="float32"))
+    model = factorize(nn.Sequential(nn.Linear(40, 40)), 0.5, skip=(), residual_format="int8")
+    server = Server(model, ShardPlanner("top_n", tail_format="float32"))
     plan, x = server.plan({"weak": 0.1, "strong": 0.5}, 0), torch.randn(2, 40)
     structure = nn.Sequential(nn.Linear(40, 40))
-    small = client_model(structure, plan.shard("weak"), residual=server.residual)
+    small = client_model(structure, plan.shard("weak"), frozen=server.frozen)
     torch.testing.assert_close(small(x), model(x))
 
 
@@ -277,8 +277,8 @@ def test_unusable_tails_are_refused_in_one_line(tmp_path):
     model = nn.Sequential(nn.Linear(40, 40))
     plan = planned(model)
     shard = plan.shard("weak")
-    with pytest.raises(UserError, match="tail is 'int3'; it is one of int4"):
-        ShardPlanner("top_n", tail="int3")
+    with pytest.raises(UserError, match="tail_format is 'int3'; it is one of int4"):
+        ShardPlanner("top_n", tail_format="int3")
     with pytest.raises(UserError, match="a tail of '0' without terms"):
         Shard.from_bytes(replace(shard, terms={}).to_bytes())
     for stored in (shard.tail["0"][:, 1:], shard.tail["0"].int(), shard.tail["0"][None, None]):

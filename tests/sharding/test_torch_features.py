@@ -28,7 +28,7 @@ def case(request):
     if hasattr(model, "config"):
         model.config.use_cache = False
     inputs = {key: value.float() if value.is_floating_point() else value for key, value in inputs.items()}
-    small = factorize(model, 0.4, SKIP[name], residual=residual)
+    small = factorize(model, 0.4, SKIP[name], residual_format=residual)
     return Bare(small).eval(), tuple(inputs.values())
 
 

@@ -27,10 +27,10 @@ def test_shard_of_a_weight_with_four_names_has_it_once():
     names = [n for n, p in server.named_parameters(remove_duplicate=False) if p is server.get_input_embeddings().weight]
     assert len(names) == 4
     shard = ShardPlanner("full").plan(server, {0: 1.0}).shard(0)
-    assert len(set(names) & shard.dense.keys()) == 1
+    assert len(set(names) & shard.whole.keys()) == 1
     sharded = sum(server.get_submodule(layer).weight.numel() for layer in shard.terms)
     buffers = sum(tensor.numel() for tensor in server.buffers() if tensor.is_floating_point())
-    sent = sum(tensor.numel() for tensor in shard.dense.values())
+    sent = sum(tensor.numel() for tensor in shard.whole.values())
     assert sent <= sum(parameter.numel() for parameter in server.parameters()) - sharded + buffers
     with init_empty():
         structure = build().eval()
@@ -50,10 +50,10 @@ def test_train_shard_on_batches_of_keyword_arguments_uses_the_model_loss():
     paired = train_shard(model, shard, [(ids, labels)], lr=0.1)  # cross-entropy of the logits, as BERT's own loss is
     expected = shard.read_from(client_model(model, shard))
     torch.testing.assert_close(named.trained(), paired.trained(), rtol=0, atol=0)
-    assert not torch.equal(named.dense["classifier.weight"], expected.dense["classifier.weight"])
+    assert not torch.equal(named.whole["classifier.weight"], expected.whole["classifier.weight"])
     masked = {"input_ids": ids, "attention_mask": (ids % 7 < 5).long(), "labels": labels}
     other = train_shard(model, shard, [masked], lr=0.1)
-    assert not torch.equal(other.dense["classifier.weight"], named.dense["classifier.weight"])
+    assert not torch.equal(other.whole["classifier.weight"], named.whole["classifier.weight"])
     with pytest.raises(UserError, match=r"no loss for a batch with input_ids; .*'labels'"):
         train_shard(model, shard, [{"input_ids": ids}], lr=0.1)
 

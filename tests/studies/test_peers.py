@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sharding import FactorizedLayer, Residual, Shard
+from sharding import FactorizedLayer, Frozen, Shard
 from studies import finetune
 from studies.peers import aggregation
 from studies.peers.federation import Federation
@@ -130,8 +130,8 @@ def test_lora_starts_at_the_pretrained_model_and_moves_as_its_formula_says(name)
         factors = [(shard.terms[key].u, shard.terms[key].v) for shard in moved.values()]
         expected = before[key] + product(aggregate(factors, weights)).float()
         torch.testing.assert_close(layer.matrix(), expected, rtol=1e-5, atol=1e-6)
-    name = next(iter(moved[min(moved)].dense))
-    mean = sum(weight * shard.dense[name] for weight, shard in zip(weights, moved.values(), strict=True))
+    name = next(iter(moved[min(moved)].whole))
+    mean = sum(weight * shard.whole[name] for weight, shard in zip(weights, moved.values(), strict=True))
     torch.testing.assert_close(ours.server.model.state_dict()[name], mean)
 
 
@@ -185,7 +185,7 @@ def test_terms_that_are_drawn_anew_are_terms_of_the_same_weights():
 def test_residual_is_sent_anew_after_terms_are_drawn_anew():
     ours = federation("top_n, drawn anew", ON_INT4)
     ((_, shard), *_) = ours.server.shards({0: 0.2}, 10)
-    anew = len(Residual(ours.server.residual.layers).to_bytes())
+    anew = len(Frozen(ours.server.frozen.residuals).to_bytes())
     more = [
         ours.server.sent_nbytes(shard, since, t) - shard.nbytes for since, t in ((0, 10), (9, 10), (10, 19), (None, 10))
     ]
@@ -200,13 +200,13 @@ def test_bytes_of_each_method_are_those_of_the_wire(name):
         cohort = ours.experiment.sampler.cohort(t)
         shards = dict(ours.server.shards(dict.fromkeys(cohort, 0.2), t))
         rest = sum(
-            len(Shard({}, shard.dense, plan=shard.plan, residual=shard.residual).to_bytes())
+            len(Shard({}, shard.whole, plan_id=shard.plan_id, frozen_digest=shard.frozen_digest).to_bytes())
             for shard in shards.values()
         )
         sent = rest if name == "FLoRA" else sum(len(shard.to_bytes()) for shard in shards.values())
         stacks = ours.server.stacks[0] if name == "FLoRA" and t else 0
         line = ours.train_round(t)
-        back = sum(min(stacks, len(Residual(ours.server.residual.layers).to_bytes())) for c in cohort if c in seen)
+        back = sum(min(stacks, len(Frozen(ours.server.frozen.residuals).to_bytes())) for c in cohort if c in seen)
         assert line["bytes_down"] == sent + base * len({*cohort} - seen) + back
         seen.update(cohort)
         assert line["bytes_first"] == base * len(seen)

@@ -47,7 +47,7 @@ def test_checkpoint_of_tied_weights_restores_them_tied(tmp_path):
     Checkpoint.read(path).restore(other)
     assert other[1].weight is other[0].weight
     assert torch.equal(other[0].weight, model[0].weight)
-    save_model(path, model, 1, {})
+    save_model(path, model, 1, [])
     assert {*load_file(path)} == {*model.state_dict()}
 
 

@@ -71,8 +71,8 @@ def test_memory_of_a_dense_client_counts_model_gradients_and_states(optimizer, s
 def test_memory_of_a_client_on_a_residual_has_the_terms_and_few_bits_of_the_rest():
     mlp = ["strategy=top_n", "model={name: mlp, hidden: [64, 256, 256]}", "keep_ratio=0.1", "residual=int4"]
     model, memory = memory_of(*mlp)
-    residual = ShardPlanner("top_n").residual(model)
-    assert memory.frozen == sum(part.nbytes for part in residual.layers.values())
+    residual = ShardPlanner("top_n").frozen(model)
+    assert memory.frozen == sum(part.nbytes for part in residual.residuals.values())
     assert memory.frozen == 4.5 / 8 * (64 * 256 + 256 * 256)
     assert memory.gradients == sum(part.nbytes for part in model.parameters())
     assert memory.model == memory.gradients + 4 * (7 + 26)  # with multipliers

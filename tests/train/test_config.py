@@ -72,10 +72,19 @@ def test_config_of_a_run_can_be_run_again_but_has_no_other_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "options"),
     [
-        ([], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
-        (["model=resnet18_gn"], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
-        (["model.width=32"], {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
-        (["model={width: 32}"], {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1}),
+        ([], {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False}),
+        (
+            ["model=resnet18_gn"],
+            {"width": 16, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False},
+        ),
+        (
+            ["model.width=32"],
+            {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False},
+        ),
+        (
+            ["model={width: 32}"],
+            {"width": 32, "blocks": (1, 1, 1), "groups": 4, "stem_stride": 1, "zero_init_last": False},
+        ),
         (["model=mlp"], {"hidden": (64,)}),
         (["model.name=mlp"], {"hidden": (64,)}),
         (["model.hidden=[8]", "model=mlp"], {"hidden": (8,)}),
@@ -98,7 +107,7 @@ def test_override_of_the_dataset_keeps_its_partition_and_drops_its_options(tmp_p
 def test_task_overrides_set_into_a_task():
     tasks = ["clients.sampler={name: mmfl, budget: 2}", "tasks={a: {seed: 1}, b: {server_optimizer: plain}}"]
     config = load_config(QUICKSTART, [*tasks, "tasks.a.model=mlp", "tasks.a.model.hidden=[3]", "local.epochs=1"])
-    a, b = config.task_configs().values()
+    a, b = config.models()
     assert (a.seed, a.model.name, a.model.options, a.clients.sampler.name) == (1, "mlp", {"hidden": (3,)}, "uniform")
     assert (b.seed, b.model, b.server_optimizer.options) == (0, config.model, {"lr": 1.0})
     assert a.local == b.local == config.local
@@ -242,7 +251,7 @@ def test_task_with_another_dataset_keeps_the_root_of_the_data(tmp_path):
     sampler = "clients.sampler={name: mmfl, signal: uniform, budget: 2}"
     tasks = "tasks={one: {data: {name: cifar10}}, two: {data: {name: synthetic}}}"
     config = load_config(QUICKSTART, ["data.name=mnist", f"data.root={tmp_path}", sampler, tasks])
-    assert {name: task.data.options.get("root") for name, task in config.task_configs().items()} == {
+    assert {task.name: task.data.options.get("root") for task in config.models()} == {
         "one": tmp_path,
         "two": None,
     }

@@ -19,10 +19,12 @@ from train.callbacks.stopping import DivergedError
 from train.config.schema import check_config
 from train.engines.two_stage import report
 from train.experiment.evaluation import evaluate
+from train.report.page import write_page
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.directory import plain
 from train.rundir.file_names import CHECKPOINT_FILE
+from train.rundir.records import read_layers
 from train.variants.multi_model import assemble_models, local_losses, run_multi_model
 
 TASKS = "{one: {data: {partition: iid}}, two: {seed: 5, keep_ratio: 0.5, model: {hidden: [16, 32, 16]}}}"
@@ -50,6 +52,16 @@ def test_run_of_tasks_evaluates_and_saves_each_average(tmp_path):
         assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
 
 
+def test_run_of_tasks_reports_layers_and_accuracy_of_each_model(tmp_path):
+    directory = run(tiny(tmp_path / "run", "rounds=1", "strategy=top_n"))
+    (layers,) = read_layers(directory).values()
+    assert list(layers) == ["one/3", "one/5", "two/3", "two/5"]
+    write_page([directory], tmp_path, "x")
+    text = (tmp_path / "report.html").read_text()
+    for named in (*layers, "Test accuracy of one by round.", "Test accuracy of two by round."):
+        assert named in text
+
+
 @pytest.mark.parametrize("signal", ["norm", "loss", "round_robin", "uniform", "full"])
 def test_run_of_tasks_with_any_signal_trains_all_models(tmp_path, signal):
     lines = read(run(tiny(tmp_path / "run", f"clients.sampler.signal={signal}")))
@@ -74,7 +86,9 @@ def test_run_of_tasks_repeated_or_resumed_has_the_same_bits(tmp_path):
 
 
 def test_task_configs_differ_only_in_their_overrides():
-    one, two = tiny("unused").task_configs().values()
+    one, two = tiny("unused").models()
+    assert (one.name, two.name) == ("one", "two")
+    assert one.directory == two.directory == tiny("unused").directory
     assert (one.data.partition.name, two.data.partition.name, two.data.name) == ("iid", "dirichlet", "digits")
     assert [task.model.options["hidden"] for task in (one, two)] == [(16, 64, 16), (16, 32, 16)]
     assert (one.seed, two.seed, two.keep_ratio, one.clients.sampler.name) == (0, 5, 0.5, "uniform")
@@ -82,14 +96,14 @@ def test_task_configs_differ_only_in_their_overrides():
 
 def test_task_override_keeps_the_other_keys_of_the_section():
     config = tiny("unused", "aggregation.norm_bound=3", "tasks={a: {aggregation: {max_share: 0.2}}}")
-    (task,) = config.task_configs().values()
+    (task,) = config.models()
     assert (task.aggregation.norm_bound, task.aggregation.max_share) == (3, 0.2)
 
 
 def test_task_with_another_server_optimizer_has_its_options():
     config = tiny("unused", "tasks={a: {server_optimizer: momentum}, b: {}}", "server_optimizer.momentum=0.7")
     for whole in (config, check_config(plain(config))):
-        rates = {name: task.server_optimizer.options for name, task in whole.task_configs().items()}
+        rates = {task.name: task.server_optimizer.options for task in whole.models()}
         assert rates == {"a": {"lr": 1.0, "momentum": 0.9}, "b": {"lr": 0.4, "momentum": 0.7}}
 
 

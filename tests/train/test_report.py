@@ -161,10 +161,10 @@ MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": [
         *(("clients.json", {"quickstart": CLIENTS | wrong}) for wrong in (
             {"samples": [1e308]}, {"samples": [1, 2]}, {"classes": [1]},
         )),
-        *(("layers.jsonl", {"round": 0, "task": "quickstart", "layers": {"a": [ENTRY | wrong]}}) for wrong in (
+        *(("layers.jsonl", {"round": 0, "layers": {"a": [ENTRY | wrong]}}) for wrong in (
             {"inclusion": ["x"]}, {"draws": None},
         )),
-        ("layers.jsonl", {"round": "x", "task": "quickstart", "layers": {"a": [ENTRY]}}),
+        ("layers.jsonl", {"round": "x", "layers": {"a": [ENTRY]}}),
         ("provenance.json", MADE | {"starts": [1]}),
     ],
 )  # fmt: skip
@@ -191,7 +191,7 @@ def test_report_with_a_deeply_nested_file_reports_it(runs, tmp_path):
 
 def test_report_with_an_empty_layers_record_succeeds(runs, tmp_path):
     shutil.copytree(runs / "a", tmp_path / "a")
-    (tmp_path / "a" / "layers.jsonl").write_text('{"round": 0, "task": "quickstart", "layers": {}}\n')
+    (tmp_path / "a" / "layers.jsonl").write_text('{"round": 0, "layers": {}}\n')
     assert "have no layers.jsonl" in page_of(tmp_path)
 
 
@@ -274,16 +274,6 @@ def test_report_inclusion_is_that_of_the_last_record_of_each_run(runs, tmp_path)
     layers.write_text(layers.read_text().splitlines(keepends=True)[0])
     text = page_of(tmp_path)
     assert "<th>collective, clip=9.0 (round 1)</th>" in text
-
-
-def test_report_of_several_tasks_has_the_layers_of_each(runs, tmp_path):
-    layers = copied(runs / "a", tmp_path) / "layers.jsonl"
-    last = json.loads(layers.read_text().splitlines()[-1])
-    layers.write_text("".join(json.dumps({**last, "task": task}) + "\n" for task in ("one", "two")))
-    text = page_of(tmp_path)
-    for name in last["layers"]:
-        assert f"<td>one/{name}</td>" in text
-        assert f"<td>two/{name}</td>" in text
 
 
 def test_report_accepts_relative_and_absolute_folders(runs, tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ def test_clients_of_unequal_keep_ratios_all_train_on_a_residual(tmp_path):
 def test_bytes_of_a_run_on_a_residual_count_each_client_once(tmp_path):
     config = tiny(tmp_path / "run", shared=ON_INT4)
     experiment = assemble(config)
-    assert experiment.residual_nbytes == len(experiment.server.residual.to_bytes())
+    assert experiment.residual_nbytes == len(experiment.server.frozen.to_bytes())
     seen = set()
     for t, line in enumerate(read(run(config))):
         plan = experiment.plan(experiment.sampler.cohort(t), t)
@@ -45,7 +45,7 @@ def test_bytes_of_a_run_on_a_residual_count_each_client_once(tmp_path):
 def test_loaded_model_of_a_run_on_a_residual_is_dense_and_computes_the_same(tmp_path):
     config = tiny(tmp_path / "run", "result=last", shared=ON_INT4)
     loaded, experiment, x = load_model(run(config)), assemble(config), torch.rand(3, 1, 8, 8)
-    Checkpoint.read(config.directory / CHECKPOINT_FILE).restore(experiment.model, states_of(experiment))
+    Checkpoint.read(config.directory / CHECKPOINT_FILE).restore(experiment.model, states_of([experiment]))
     assert {type(layer) for layer in loaded.modules() if not list(layer.children())} == {nn.Flatten, nn.Linear, nn.ReLU}
     torch.testing.assert_close(loaded(x), experiment.model.eval()(x), rtol=1e-4, atol=1e-5)
 

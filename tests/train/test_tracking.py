@@ -156,7 +156,7 @@ def test_custom_tracker_has_all_metrics_after_they_are_written(tmp_path, monkeyp
             self.config, self.file = config, config.directory / "metrics.jsonl"
 
         def after_round(self, metrics, plan):
-            layers = sorted(*layer_statistics(self.config, plan).values())
+            layers = sorted(layer_statistics(plan))
             told.append((metrics.round, len(self.file.read_text().splitlines()), layers))
 
         def close(self, failed=False):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sharding import Plan
-from train.experiment.experiment import Experiments
+from train.experiment.experiment import Experiment
 from train.experiment.metrics import RoundMetrics
 
 Plans = Plan | Mapping[str, Plan]  # of one model, or by name of several
@@ -14,8 +14,8 @@ Plans = Plan | Mapping[str, Plan]  # of one model, or by name of several
 class Callback:
     """Acts on a run's rounds; a subclass overrides what it needs. The order of callbacks does not matter."""
 
-    def before_training(self, experiment: Experiments) -> None:
-        """Act before the first round of this process. An exception ends the run."""
+    def before_training(self, experiment: Experiment) -> None:
+        """Act on each model of a run, before the first round of this process. An exception ends the run."""
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool | None:
         """Act on a finished round, and return True to end the run with it. An exception ends the run as failed.

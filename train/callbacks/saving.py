@@ -2,16 +2,20 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from time import monotonic
+
+from torch import nn
 
 from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
-from train.experiment.experiment import Experiments
+from train.experiment.experiment import Experiment
 from train.experiment.history import History
 from train.experiment.metrics import RoundMetrics
 from train.rundir.checkpoint import Checkpoint, Stateful, save_checkpoint
-from train.rundir.file_names import BEST_FILE, LAYERS_FILE, METRICS_FILE
+from train.rundir.file_names import LAYERS_FILE, METRICS_FILE
 from train.rundir.model_file import save_model
 from train.rundir.records import append_layers, layer_statistics, records_layers
 from train.utils.errors import writing
@@ -37,9 +41,8 @@ class MetricsFile(Callback):
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the round, so that its metrics are on disk before the next round starts."""
         if records_layers(self._config, metrics):
-            for name, layers in layer_statistics(self._config, plan).items():
-                with writing(self._layers):
-                    append_layers(self._layers, metrics.round, name, layers)
+            with writing(self._layers):
+                append_layers(self._layers, metrics.round, layer_statistics(plan))
         clean = {
             key: None if isinstance(value, float) and not isfinite(value) else value
             for key, value in metrics.to_dict().items()
@@ -60,10 +63,15 @@ class SaveCheckpoints(Callback):
 
     `save` writes one of the last round, if it has none. A process that dies between two checkpoints loses the rounds
     since the first: they are run again, with the same result.
+
+    Args:
+        config: of the run.
+        model: is trained; several models are one module.
+        states: what a checkpoint has besides the model, as from `states_of`.
     """
 
-    def __init__(self, experiment: Experiments) -> None:
-        self._experiment, self._every = experiment, experiment.config.checkpoint_every
+    def __init__(self, config: Config, model: nn.Module, states: Mapping[str, Stateful]) -> None:
+        self._config, self._model, self._states = config, model, states
         self._saved_at = monotonic()
         self._unsaved: int | None = None  # finished rounds, if the last one has no checkpoint
 
@@ -74,7 +82,7 @@ class SaveCheckpoints(Callback):
             RunError: the disk is full or not writable.
         """
         self._unsaved = metrics.round + 1
-        if self._unsaved % self._every == 0 or monotonic() - self._saved_at >= AT_MOST:
+        if self._unsaved % self._config.checkpoint_every == 0 or monotonic() - self._saved_at >= AT_MOST:
             self.save()
 
     def save(self) -> None:
@@ -84,9 +92,8 @@ class SaveCheckpoints(Callback):
             RunError: the disk is full or not writable.
         """
         if self._unsaved is not None:
-            experiment = self._experiment
-            checkpoint = Checkpoint.of(experiment.model, self._unsaved, states_of(experiment))
-            save_checkpoint(experiment.config.directory, checkpoint)
+            checkpoint = Checkpoint.of(self._model, self._unsaved, self._states)
+            save_checkpoint(self._config.directory, checkpoint)
             self._unsaved, self._saved_at = None, monotonic()
 
 
@@ -96,12 +103,14 @@ class SaveBest(Callback):
     With `data.holdout` the test accuracy is that on the held-out samples.
 
     Args:
-        experiment: whose model is evaluated.
+        path: of the file.
+        model: is evaluated; several models are one module.
+        experiments: of each model.
         history: of the run; it has completed a round's metrics before callbacks see them.
     """
 
-    def __init__(self, experiment: Experiments, history: History) -> None:
-        self._experiment, self._history = experiment, history
+    def __init__(self, path: Path, model: nn.Module, experiments: Sequence[Experiment], history: History) -> None:
+        self._path, self._model, self._experiments, self._history = path, model, experiments, history
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
         """Write the model if it is the best so far.
@@ -110,11 +119,9 @@ class SaveBest(Callback):
             RunError: the disk is full or not writable.
         """
         if self._history.improved:
-            experiment = self._experiment
-            path = experiment.config.directory / BEST_FILE
-            save_model(path, experiment.result, metrics.round + 1, experiment.parts)
+            save_model(self._path, self._model, metrics.round + 1, self._experiments)
 
 
-def states_of(experiment: Experiments) -> dict[str, Stateful]:
-    """Return what a checkpoint stores with the models: the servers' optimizers and averages, and the sampler."""
-    return {f"server/{name}": one.server for name, one in experiment.parts.items()} | {"sampler": experiment.sampler}
+def states_of(experiments: Sequence[Experiment]) -> dict[str, Stateful]:
+    """Return what a checkpoint stores with the models: the servers' optimizers and averages, and the one sampler."""
+    return {f"server/{one.config.name}": one.server for one in experiments} | {"sampler": experiments[0].sampler}

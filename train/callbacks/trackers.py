@@ -6,7 +6,7 @@ from collections.abc import Callable
 from sharding.errors import UserError
 from train.callbacks.callback import Callback, Plans
 from train.config.schema import Config
-from train.experiment.experiment import Experiments
+from train.experiment.experiment import Experiment
 from train.experiment.metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class Guarded(Callback):
         self._name, self._callback = name, callback
         self._works = True
 
-    def before_training(self, experiment: Experiments) -> None:
+    def before_training(self, experiment: Experiment) -> None:
         """Pass the experiment on."""
         self._try(lambda: self._callback.before_training(experiment))
 

@@ -6,7 +6,7 @@ are not logged twice, and where the run is. Offline needs no account: `wandb syn
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -104,28 +104,26 @@ class WandbRun(Callback):
         numbers["megabytes"] = metrics.bytes_total / 1e6
         if metrics.best_accuracy is not None:
             numbers[self._named("best_test_accuracy")] = numbers.pop("best_accuracy")
-        layers = self._histograms(layer_statistics(self._config, plan)) if records_layers(self._config, metrics) else {}
+        layers = self._histograms(layer_statistics(plan)) if records_layers(self._config, metrics) else {}
         self._run.log(numbers | layers, step=metrics.round)
         self._num_logged = metrics.round + 1
         self._save_state()
         for client, reason in metrics.failures.items():
             self._run.summary[f"failures/{metrics.round}/{client}"] = reason
 
-    def _histograms(self, layers_of_models: Mapping[str, Layers]) -> dict[str, Any]:
+    def _histograms(self, layers: Layers) -> dict[str, Any]:
         """Return histograms of λ, π and ω, and the ANME, of each layer."""
         histograms: dict[str, Any] = {}
-        for model, layers in layers_of_models.items():
-            prefix = f"{model}/" if self._config.tasks else ""
-            for name, entries in layers.items():
-                for entry in entries:
-                    layer = f"{prefix}{name}" + (f"/r={entry.keep_ratio:g}" if len(entries) > 1 else "")
-                    histograms[f"anme/{layer}"] = entry.anme
-                    for key, values, bounds in (
-                        ("magnitudes", entry.magnitudes, None),
-                        ("inclusion", entry.inclusion, (0, 1)),
-                        ("multipliers", entry.multipliers, None),
-                    ):
-                        histograms[f"{key}/{layer}"] = wandb.Histogram(np_histogram=np.histogram(values, 32, bounds))
+        for name, entries in layers.items():
+            for entry in entries:
+                layer = name + (f"/r={entry.keep_ratio:g}" if len(entries) > 1 else "")
+                histograms[f"anme/{layer}"] = entry.anme
+                for key, values, bounds in (
+                    ("magnitudes", entry.magnitudes, None),
+                    ("inclusion", entry.inclusion, (0, 1)),
+                    ("multipliers", entry.multipliers, None),
+                ):
+                    histograms[f"{key}/{layer}"] = wandb.Histogram(np_histogram=np.histogram(values, 32, bounds))
         return histograms
 
     def close(self, failed: bool = False) -> None:
@@ -158,7 +156,7 @@ class WandbRun(Callback):
         self._run.define_metric("megabytes", step_metric="round")
         self._run.define_metric("*", step_metric="round")
         self._run.define_metric(self._named("best_test_accuracy"), step_metric="megabytes", summary="max")
-        for prefix in ("", *(f"{task}/" for task in self._config.tasks)):
+        for prefix in ("", *(f"{one.name}/" for one in self._config.models() if one is not self._config)):
             for name, best in BEST.items():
                 self._run.define_metric(prefix + self._named(name), step_metric="round", summary=f"{best},last")
 

@@ -66,22 +66,22 @@ def client_memory(
     Raises:
         UserError: the training fails.
     """
-    residual = planner.residual(model)
-    shard = random_shard(replace(planner.template(model, keep_ratio, strongest), residual=residual.digest))
+    frozen = planner.frozen(model)
+    shard = random_shard(replace(planner.template(model, keep_ratio, strongest), frozen_digest=frozen.digest))
     samples = Split(*(part[: local.batch_size] for part in (dataset.test.inputs, dataset.test.targets)))
     local = local.model_copy(update={"steps": 2, "batch_size": len(samples)})
-    engine = SequentialEngine(Job(model, {0: samples}, dataset, local, 0, residual=residual))
+    engine = SequentialEngine(Job(model, {0: samples}, dataset, local, 0, frozen=frozen))
     with PeakMemory() as peak:
         update = engine.train_client(0, shard, 0, 0.0)
     if update.failure is not None:
         raise UserError(f"a client of keep ratio {keep_ratio:g} cannot train: {update.failure}")
     small = engine.resident(shard)
-    frozen = sum(tensor.nbytes for tensor in (*residual.layers.values(), *residual.dense.values()))
-    trained = sum(tensor.nbytes for tensor in (*small.parameters(), *small.buffers())) - frozen
+    frozen_nbytes = sum(part.nbytes for part in (*frozen.residuals.values(), *frozen.parameters.values()))
+    trained = sum(tensor.nbytes for tensor in (*small.parameters(), *small.buffers())) - frozen_nbytes
     state = state_nbytes(small, local)
     gradients = sum(parameter.nbytes for parameter in small.parameters() if parameter.requires_grad)
     rest = peak.nbytes - trained - gradients - state
-    return ClientMemory(shard.nbytes, frozen, trained, gradients, state, rest)
+    return ClientMemory(shard.nbytes, frozen_nbytes, trained, gradients, state, rest)
 
 
 def state_nbytes(model: nn.Module, local: LocalConfig) -> int:
@@ -101,9 +101,9 @@ def random_shard(template: Shard) -> Shard:
         u, v = (0.01 * torch.randn(side.shape).to(side.dtype) for side in (part.u, part.v))
         n = part.indices.numel()
         terms[name] = Terms(torch.arange(n), u, v, torch.ones(n, dtype=part.multipliers.dtype))
-    dense = {name: torch.ones_like(part, device="cpu") for name, part in template.dense.items()}
+    dense = {name: torch.ones_like(part, device="cpu") for name, part in template.whole.items()}
     tail = {name: torch.zeros_like(part, device="cpu") for name, part in template.tail.items()}
-    return replace(template, terms=terms, dense=dense, tail=tail)
+    return replace(template, terms=terms, whole=dense, tail=tail)
 
 
 class PeakMemory(TorchDispatchMode):

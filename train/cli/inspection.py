@@ -34,9 +34,8 @@ def inspect_partition(config: Config, into: Path) -> Iterator[str]:
     Raises:
         UserError: the data is not there, or cannot be partitioned as configured.
     """
-    tasks = {f"{config.name}-{name}": task for name, task in config.task_configs().items()}
-    for name, task in (tasks or {config.name: config}).items():
-        yield from _inspect(task, name, into)
+    for one in config.models():
+        yield from _inspect(one, config.name if one is config else f"{config.name}-{one.name}", into)
 
 
 def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
@@ -64,11 +63,11 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     planner, built = make_planner(config), make_model(config, dataset)
     parameters, dense = sum(parameter.numel() for parameter in built.parameters()), dense_nbytes(built)
     model = first_model(config, built, planner.strategy, keep_ratios.values())
-    residual = planner.residual(model)
+    frozen = planner.frozen(model)
     size = f"{parameters:,} parameters, {dense:,} bytes"
     yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
-    if len(residual):
-        yield f"first contact: each client is sent {residual.nbytes:,} bytes once, which stay frozen"
+    if len(frozen):
+        yield f"first contact: each client is sent {frozen.nbytes:,} bytes once, which stay frozen"
     strongest = max(keep_ratios.values())
     for ratio in sorted(set(keep_ratios.values())):
         nbytes = planner.nbytes(model, ratio, strongest)

@@ -144,14 +144,16 @@ class Config(Section):
         """Return whether round t is evaluated."""
         return t % self.evaluate_every == self.evaluate_every - 1 or t == self.rounds - 1
 
-    def task_configs(self) -> dict[str, "Config"]:
-        """Return the configuration of each task: this one with the task's own keys."""
-        shared = self.model_dump(exclude={"tasks"})
+    def models(self) -> list["Config"]:
+        """Return the configuration of each model: this one, or with `tasks` this one with the name and keys of each."""
+        if not self.tasks:
+            return [self]
+        shared = self.model_dump(exclude={"tasks"}) | {"output": self.directory}
         shared["clients"] = {"count": self.clients.count, "per_round": self.clients.per_round}
-        configs = {}
+        configs = []
         for name, task in self.tasks.items():
             try:
-                configs[name] = check_config(merge(shared, task))
+                configs.append(check_config(merge(shared | {"name": name}, task)))
             except UserError as error:
                 raise UserError(f"tasks.{name}: {error}") from error
         return configs
@@ -170,7 +172,7 @@ class Config(Section):
                 )
             if shared := [key for key in RUN_LEVEL_KEYS if key in task]:
                 raise UserError(f"tasks.{name}.{shared[0]} cannot differ between tasks; set {shared[0]} for all")
-        self.task_configs()
+        self.models()
 
     @model_validator(mode="before")
     @classmethod

@@ -23,7 +23,7 @@ def refuse_unread(configs: Sequence[Config], overrides: Iterable[str]) -> None:
     Raises:
         UserError: naming the key, its value, the reason and the remedy.
     """
-    parts = [part for config in configs for part in ([*config.task_configs().values()] or [config])]
+    parts = [one for config in configs for one in config.models()]
     for key, override in settings(overrides):
         reads = READERS.get(key, lambda _: True)
         if any(reads(part) for part in parts):

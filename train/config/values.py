@@ -30,7 +30,7 @@ class Section(BaseModel):
     def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[info.field_name or ""]
         annotation = field.annotation
-        refused_anyway = section_of(field) or info.field_name == "tasks" or get_origin(annotation) is Literal
+        refused_anyway = section_of(field) or Any in _types(annotation) or get_origin(annotation) is Literal
         return value if refused_anyway else refuse_mistaken_flag(value, annotation is bool)
 
 

@@ -33,7 +33,7 @@ def two_sizes(
 ) -> Partition:
     """Make the first `share` of the clients large and the others small.
 
-    Tasks that share their clients thus have the same large clients. With the defaults a tenth of the clients has
+    Models that share their clients thus have the same large clients. With the defaults a tenth of the clients has
     52.6 % of the data: Zhang et al. 2024 (multi-model federated learning), first experiment.
 
     Args:

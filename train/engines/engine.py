@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Residual, Update
+from sharding import Frozen, Plan, Update
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client
 from train.config.sections import LocalConfig
@@ -58,7 +58,7 @@ class Job:
         seed: of the run.
         plugins: modules with custom parts, which new processes import.
         lr_scales: factors of some clients' learning rates.
-        residual: what is frozen, which every client has.
+        frozen: what is frozen, which every client has.
         one_device: whether clients are trained on the data's device only, of several GPUs.
     """
 
@@ -69,7 +69,7 @@ class Job:
     seed: int
     plugins: Sequence[str] = ()
     lr_scales: Mapping[Client, float] = field(default_factory=dict)
-    residual: Residual = field(default_factory=partial(Residual, {}))
+    frozen: Frozen = field(default_factory=partial(Frozen, {}))
     one_device: bool = False
 
     @property
@@ -82,8 +82,8 @@ class Job:
         if self.device == torch.device(device):
             return self
         clients = {client: data.to(device) for client, data in self.clients.items()}
-        model, residual = deepcopy(self.model).to(device), self.residual.to(device)
-        return replace(self, model=model, clients=clients, dataset=self.dataset.to(device), residual=residual)
+        model, frozen = deepcopy(self.model).to(device), self.frozen.to(device)
+        return replace(self, model=model, clients=clients, dataset=self.dataset.to(device), frozen=frozen)
 
     def lr(self, client: Client, lr: float) -> float:
         """Return a client's learning rate in a round whose learning rate is lr."""

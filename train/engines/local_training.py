@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sharding.errors import UserError
 from sharding.rng import generator, seed_of
 from sharding.rounds.client import train_model
 from sharding.rounds.optim import can_be_fused, clip_and_decay
@@ -74,7 +75,13 @@ def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer
 
 
 def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Split:
-    """Return the samples of all epochs or steps in order of use, raw and augmented; each epoch is a permutation."""
+    """Return the samples of all epochs or steps in order of use, raw and augmented; each epoch is a permutation.
+
+    Raises:
+        UserError: the client has none; a step on an empty batch would only decay.
+    """
+    if len(data) == 0:
+        raise UserError("the client has no samples to train on")
     rng = generator("batches", *key)
     if local.steps is None:
         drawn = np.concatenate([rng.permutation(len(data)) for _ in range(local.epochs)])

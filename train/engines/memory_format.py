@@ -10,6 +10,8 @@ A group norm with few channels a group is slow on channels-last images (forward 
 On a GPU torch's group norm returns contiguous images (pytorch#111824), so that every norm would force two conversions;
 images stay contiguous there. This is not measured here.
 
+V of a convolution is laid out as the filters that it is, which saves three operations a layer and step.
+
 A 1×1 convolution with a stride and few input channels gets contiguous images too: the gradient of its weights is else
 computed beyond the memory that oneDNN has for it (oneDNN#6035, with torch 2.15 on AVX2), which crashes or hangs.
 """
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sharding import FactorizedConv
+from sharding.layers.conv import lay_out_filters
 
 ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
 FEW_CHANNELS = 16  # the widest block of channels in oneDNN's kernels
@@ -31,7 +34,7 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 
 def keep_memory_format(model: nn.Module) -> nn.Module:
-    """Keep the gradients of a model's images in channels-last format, and return the model."""
+    """Keep the gradients of a model's images in channels-last format, and V as filters; return the model."""
     for module in model.modules():
         if isinstance(module, ENDS):
             module.register_forward_pre_hook(_convert_gradient, with_kwargs=True)
@@ -40,7 +43,7 @@ def keep_memory_format(model: nn.Module) -> nn.Module:
         elif isinstance(module, nn.GroupNorm) and module.num_channels // module.num_groups < SMALL_GROUP:
             module.register_forward_pre_hook(_to_contiguous, with_kwargs=True)
             module.register_forward_hook(_to_channels_last)
-    return model
+    return lay_out_filters(model)
 
 
 def _is_unsafe(layer: nn.Conv2d | FactorizedConv) -> bool:

@@ -57,7 +57,7 @@ class SequentialEngine(Engine):
 
 def resident_model(job: Job, shard: Shard) -> nn.Module:
     """Build the model in which shards of this one's keep ratio are trained; with `local.compile` it is compiled."""
-    model = keep_memory_format(client_model(job.model, shard, residual=job.residual))
+    model = keep_memory_format(client_model(job.model, shard, frozen=job.frozen))
     if job.local.compile:  # at the first full batch; dropout draws what it draws without
         model.compile(dynamic=False, options={"fallback_random": True})
     return model

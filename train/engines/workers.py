@@ -48,7 +48,7 @@ def train_in_order(
     dense = share(replace(plan.template(order[0]), terms={}, tail={}).to_bytes())
 
     def start(client: Client) -> Ticket:
-        return send(client, replace(plan.shard(client), dense={}).to_bytes(), dense)
+        return send(client, replace(plan.shard(client), whole={}).to_bytes(), dense)
 
     tickets = {client: start(client) for client in order[:ahead]}
     for client, later in zip_longest(order, order[ahead:]):
@@ -62,7 +62,7 @@ def train_in_order(
 def answer(engine: SequentialEngine, client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
     """Train a client in a worker, on its own terms and the dense tensors that all clients of the round share."""
     client_shard, common = Shard.from_bytes(terms), Shard.from_bytes(dense)
-    shard = replace(client_shard, dense=common.dense, frozen=client_shard.frozen | common.frozen).to(engine.job.device)
+    shard = replace(client_shard, whole=common.whole, fixed=client_shard.fixed | common.fixed).to(engine.job.device)
     reply = engine.train_client(client, shard, round, lr)
     data = None if reply.update is None else reply.update.to_bytes()
     return data, None if reply.loss is None else float(reply.loss), reply.failure

@@ -124,10 +124,10 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
         sampler = make_sampler(config, num_samples, costs)
     sampler.cohort(0)  # fails now if it cannot draw
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
-    residual = planner.residual(model)
+    frozen = planner.frozen(model)
     named = ":" in config.device  # as cuda:1, and not cuda or auto
-    job = Job(model, clients.shares, dataset, local, config.seed, config.plugins, scales, residual, one_device=named)
-    server, once = make_server(config, model, planner), residual.nbytes if len(residual) else 0
+    job = Job(model, clients.shares, dataset, local, config.seed, config.plugins, scales, frozen, one_device=named)
+    server, once = make_server(config, model, planner), frozen.nbytes if len(frozen) else 0
     training, engine = clients.shares.all(), clients.make_engine
     return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
 
@@ -144,7 +144,7 @@ def first_model(config: Config, model: nn.Module, strategy: Strategy, keep_ratio
     afforded = median_low(keep_ratios) if config.residual is None else max(keep_ratios)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or afforded
     if config.residual is not None:
-        return factorize(model, ratio, residual=config.residual)
+        return factorize(model, ratio, residual_format=config.residual)
     if config.init == "as_built" or ratio == 1:
         return model
     small = factorize(model, ratio)
@@ -243,7 +243,7 @@ def make_planner(config: Config) -> ShardPlanner:
         config.design,
         config.seed,
         compression=config.compression,
-        tail=config.tail,
+        tail_format=config.tail,
         clip=config.local.clip,
     )
 

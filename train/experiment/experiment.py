@@ -1,8 +1,7 @@
-"""The parts of a run of one model."""
+"""What trains one model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import nn
 
@@ -17,9 +16,10 @@ from train.utils.stages import set_stage
 
 @dataclass
 class Experiment:
-    """The parts of a run of one model.
+    """What trains one model.
 
     Attributes:
+        config: of this model; its name is that of the run, or of one of several models.
         training: the samples of all clients.
         server: holds the model, on the device.
         sampler: chooses the clients.
@@ -59,11 +59,6 @@ class Experiment:
         """The model that is evaluated."""
         return self.server.result
 
-    @property
-    def parts(self) -> "Mapping[str, Experiment]":
-        """The experiment itself, under the run's name."""
-        return {self.config.name: self}
-
     def start(self) -> None:
         """Create the engine, which may start processes. Before this, the parts can be inspected and restored."""
         set_stage(f"preparing the engine {self.config.engine}")
@@ -83,31 +78,3 @@ class Experiment:
     def plan(self, cohort: Collection[Client], t: int) -> Plan:
         """Plan the shards of these clients for round t."""
         return self.server.plan({client: self.keep_ratios[client] for client in cohort}, t)
-
-
-class Experiments(Protocol):
-    """What files and callbacks read of a run, of one model or of several."""
-
-    @property
-    def config(self) -> Config:
-        """The configuration of the run."""
-
-    @property
-    def sampler(self) -> Sampler:
-        """What chooses the clients."""
-
-    @property
-    def node_keys(self) -> Sequence[str]:
-        """As in `Experiment`."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained; several models are one module."""
-
-    @property
-    def result(self) -> nn.Module:
-        """What is evaluated; several models are one module."""
-
-    @property
-    def parts(self) -> Mapping[str, Experiment]:
-        """The experiment of each model, by name; a run of one model has one, of the run's name."""

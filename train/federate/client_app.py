@@ -74,7 +74,7 @@ def train(message: Message, context: Context) -> Message:
     sent = Shard.from_bytes(bytes_of(message.content[ARRAYS])).to(device)
     reply = train_message(message, context, structure, fit, device=device)
     update = Update.from_bytes(bytes_of(reply.content[ARRAYS])).to(device)
-    context.state.update({**reply.content, KEPT: ConfigRecord({"plan": sent.plan})})
+    context.state.update({**reply.content, KEPT: ConfigRecord({"plan": sent.plan_id})})
     reply.content.clear()
     reply.content[METRICS] = MetricRecord({NORM: norm_of(sent, update, message.content[CONFIG][LR])})
     return reply

@@ -66,7 +66,7 @@ class NodesEngine(TwoStageEngine):
         def values(node: Node) -> dict[str, Any]:
             return {ROUND: round, LR: self._job.lr(node.client, lr), **self._roster.question[CONFIG]}
 
-        return self._ask(plan, read, MessageType.TRAIN, round, values, plan, self._job.residual)
+        return self._ask(plan, read, MessageType.TRAIN, round, values, plan, self._job.frozen)
 
     def _ask(
         self, clients: Collection[Client], read: Callable[[RecordDict], Answer], kind: str, *message: Any

@@ -86,15 +86,16 @@ def _is_numeric(group: RunGroup, key: str) -> bool:
 
 
 def accuracy_drawings(groups: Sequence[RunGroup], targets: Sequence[float]) -> Iterator[Drawing]:
-    """Draw the accuracy, also of each task, over rounds, bytes and, with a simulated clock, seconds."""
+    """Draw the accuracy over rounds, bytes and, with a simulated clock, seconds, and that of each of several models."""
     dotted = " Dotted: the targets." if targets else ""
     timed = any(group.rounds.simulated_seconds.notna().any() for group in groups)
     for x, title in ACCURACIES.items():
         if x != "simulated_total" or timed:
             caption = f"Test accuracy against {LABELS[x]}.{dotted}"
             yield from curve_drawings(groups, "test_accuracy", title, caption, x=x, targets=targets)
-    for task in dict.fromkeys(task for group in groups for task in group.settings.get("tasks") or {}):
-        yield from curve_drawings(groups, f"{task}/test_accuracy", f"Task {task}", f"Test accuracy of {task} by round.")
+    for key in groups[0].rounds.filter(regex="/test_accuracy$"):
+        model = key.removesuffix("/test_accuracy")
+        yield from curve_drawings(groups, key, f"Model {model}", f"Test accuracy of {model} by round.")
 
 
 def curve_drawings(

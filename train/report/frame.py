@@ -144,7 +144,7 @@ def _read_run(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]], st
     try:
         config = read_yaml(directory / CONFIG_FILE)
         texts = split(metrics.read_bytes())
-        kinds = {"name": str, "strategy": str, "rounds": int, "seed": int, "tasks": dict}
+        kinds = {"name": str, "strategy": str, "rounds": int, "seed": int}
         if wrong := [key for key, kind in kinds.items() if not isinstance(config[key], kind)]:
             raise TypeError(f"{CONFIG_FILE} has no valid {wrong[0]}")
         flat = flatten(config)

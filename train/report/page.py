@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
@@ -28,7 +28,7 @@ from train.report.plots import svg_of
 from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance, data_remarks
-from train.rundir.records import Layers, LayerStatistics, read_clients, read_layers
+from train.rundir.records import LayerStatistics, read_clients, read_layers
 from train.utils.files import refuse_irregular, write_atomically
 
 PAGE, TABLE, TEMPLATE = "report.html", "report.csv", "page.html"
@@ -130,8 +130,8 @@ class Chapter:
         records = {label: layers for label, layers in read.items() if layers}
         if not records:
             return None
-        last = {label: max(layers)[0] for label, layers in records.items()}
-        layers_of = {label: _layers_of(records[label], round) for label, round in last.items()}
+        last = {label: max(layers) for label, layers in records.items()}
+        layers_of = {label: records[label][round] for label, round in last.items()}
         names = dict.fromkeys(name for layers in layers_of.values() for name in layers)
         return LayerTable(
             ["layer", *(f"{label} (round {round + 1})" for label, round in last.items())],
@@ -189,14 +189,6 @@ def _evenness(records: Sequence[LayerStatistics]) -> str:
     """Return the mean evenness of a layer over keep ratios, a dash if all terms are certain."""
     values = [record.anme for record in records if not isnan(record.anme)]
     return mean_and_spread([fmean(values)], ".3f") if values else NOTHING
-
-
-def _layers_of(records: Mapping[tuple[int, str], Layers], round: int) -> Layers:
-    """Return the layers of a round; with several tasks, their names include the task."""
-    tasks = {task: layers for (when, task), layers in records.items() if when == round}
-    if len(tasks) == 1:
-        return next(iter(tasks.values()))
-    return {f"{task}/{name}": each for task, layers in tasks.items() for name, each in layers.items()}
 
 
 def _describe(provenance: Provenance) -> dict[str, str]:

@@ -226,7 +226,7 @@ def _check_same(config: Config) -> None:
 
 
 def _entries(value: object) -> object:
-    """Return the entries of a mapping, and those within: the order of keep ratios and tasks decides who gets which."""
+    """Return the entries of a mapping, and those within: the order of keep ratios and models decides who gets which."""
     return [(key, _entries(inner)) for key, inner in value.items()] if isinstance(value, Mapping) else value
 
 
@@ -234,7 +234,7 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
     """Return the reason, if any, why a run cannot be resumed with another value; None if it can."""
     if key != "rounds" or config.rounds < before.rounds:
         return ""
-    for local in [task.local for task in config.task_configs().values()] or [config.local]:
+    for local in (one.local for one in config.models()):
         lr, rate = local.optimizer.value("lr"), local.schedule.build
         if any(rate(lr, t, before.rounds) != rate(lr, t, config.rounds) for t in range(before.rounds)):
             return f": the schedule {local.schedule.name} depends on the total"

@@ -1,7 +1,7 @@
 """A trained model on disk: dense weights, and the sizes needed to rebuild the model without the data."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,26 +33,26 @@ KEY = "model"
 SLACK = 10  # times the file's size that a model may take while it is built
 
 
-def save_model(path: Path, model: nn.Module, rounds: int, parts: Mapping[str, Experiment]) -> None:
+def save_model(path: Path, model: nn.Module, rounds: int, experiments: Iterable[Experiment]) -> None:
     """Write the dense weights of a model under their own names, with what `read_model` needs to build it.
 
     Args:
         path: of the file.
-        model: evaluated model of a run; of several models, one module per model.
+        model: evaluated model of a run; several models are one module.
         rounds: number of rounds that it was trained for.
-        parts: of each model, by name.
+        experiments: of each model.
 
     Raises:
         RunError: the disk is full or not writable.
     """
     sizes = {
-        name: {
+        one.config.name: {
             "input_shape": one.dataset.input_shape,
             "num_classes": one.dataset.num_classes,
             "class_names": one.dataset.class_names,
             "config": config_of(one.model),
         }
-        for name, one in parts.items()
+        for one in experiments
     }
     if any(isinstance(part, FactorizedLayer) for part in model.modules()):
         model = merge(model)
@@ -108,12 +108,12 @@ def _build(config: Config, sizes: Mapping[str, Any]) -> nn.Module:
     """Build the model with random weights, without a change to torch's global generator, and name its classes."""
     models: dict[str, nn.Module] = {}
     with torch.random.fork_rng(devices=[]), TemporaryDirectory() as folder:
-        for name, part in (config.task_configs() or {config.name: config}).items():
-            options, known = part.model.options, sizes[name]
+        for one in config.models():
+            options, known = one.model.options, sizes[one.name]
             if known["config"] is not None:  # the folder of the pretrained weights may be gone
                 (Path(folder) / "config.json").write_text(json.dumps(known["config"]), encoding="utf-8")
                 options["weights"] = folder
             shape, count = tuple(known["input_shape"]), known["num_classes"]
-            models[name] = build_model(part.model.name, input_shape=shape, num_classes=count, **options)
-            models[name].class_names = tuple(known["class_names"])  # type: ignore[assignment]  # of no module
+            models[one.name] = build_model(one.model.name, input_shape=shape, num_classes=count, **options)
+            models[one.name].class_names = tuple(known["class_names"])  # type: ignore[assignment]  # of no module
     return nn.ModuleDict(models) if config.tasks else models[config.name]

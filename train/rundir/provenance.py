@@ -67,10 +67,10 @@ class Provenance:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def of(cls, config: Config, parts: Mapping[str, Experiment], round: int) -> Self:
+    def of(cls, config: Config, experiments: Sequence[Experiment], round: int) -> Self:
         """Describe a run that is about to start."""
-        device = str(next(iter(parts.values())).job.device)
-        data = {name: one.dataset.remarks for name, one in parts.items()}
+        device = str(experiments[0].job.device)
+        data = {one.config.name: one.dataset.remarks for one in experiments}
         return cls(config.engine, config.threads, device, data, (describe_start(round),))
 
     def resumed(self, start: Mapping[str, Any]) -> "Provenance":

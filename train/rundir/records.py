@@ -1,7 +1,7 @@
 """Records of a run: its clients (`clients.json`), and the strategy's decisions per layer (`layers.jsonl`)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from math import nan
@@ -20,7 +20,7 @@ from train.config.schema import Config
 from train.config.sections import Ratio
 from train.data.dataset import digest_of
 from train.data.partition import class_counts, client_names
-from train.experiment.experiment import Experiment, Experiments
+from train.experiment.experiment import Experiment
 from train.experiment.metrics import RoundMetrics
 from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
 from train.utils.jsonl import complete_lines, from_json, read_record, valid_objects
@@ -29,7 +29,7 @@ DIGITS = 6  # significant ones are enough to draw
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
-Clients = Mapping[str, Mapping[str, object]]  # by model, as from `describe_clients`
+Clients = Mapping[str, Mapping[str, object]]  # by the name of a model, or of the run, as from `describe_clients`
 Layers = Mapping[str, Sequence["LayerStatistics"]]  # of a round: by layer, one entry per keep ratio
 
 
@@ -84,13 +84,11 @@ class _Clients:
             raise ValueError("classes has rows of several lengths")
 
 
-def layer_statistics(config: Config, plan: Plan | Mapping[str, Plan]) -> dict[str, Layers]:
-    """Return a round's decisions for each layer, by model or the run's name; without models that were sent whole."""
-    plans = {config.name: plan} if isinstance(plan, Plan) else plan
-    return {name: _statistics_of(plan) for name, plan in plans.items() if plan.spectra}
-
-
-def _statistics_of(plan: Plan) -> Layers:
+def layer_statistics(plan: Plan | Mapping[str, Plan]) -> Layers:
+    """Return a round's decisions for each layer; with several models, the layers are named ``<model>/<layer>``."""
+    if not isinstance(plan, Plan):
+        plans = plan.items()
+        return {f"{model}/{name}": each for model, one in plans for name, each in layer_statistics(one).items()}
     statistics: dict[str, list[LayerStatistics]] = {name: [] for name in plan.spectra}
     for (ratio, name), draw in plan.draws.items():
         magnitudes, inclusion = draw.context.magnitudes, draw.allocation.inclusion
@@ -106,20 +104,21 @@ def records_layers(config: Config, metrics: RoundMetrics) -> bool:
     return metrics.round in (0, config.rounds - 1) or metrics.stopped is not None
 
 
-def append_layers(path: Path, round: int, model: str, layers: Layers) -> None:
-    """Append a round's layer records."""
-    entries = {name: [entry.to_json() for entry in entries] for name, entries in layers.items()}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"round": round, "task": model, "layers": entries}) + "\n")
+def append_layers(path: Path, round: int, layers: Layers) -> None:
+    """Append a round's layer records, if there are any."""
+    if layers:
+        entries = {name: [entry.to_json() for entry in entries] for name, entries in layers.items()}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"round": round, "layers": entries}) + "\n")
 
 
-def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
-    """Return a run's layer records by round and model; if a round was run again, its last record.
+def read_layers(directory: Path) -> dict[int, Layers]:
+    """Return a run's layer records by round; if a round was run again, its last record.
 
     Reading ends at a damaged line.
     """
     return {
-        (int(line["round"]), str(line["task"])): {
+        int(line["round"]): {
             name: [LayerStatistics.read(entry) for entry in entries] for name, entries in line["layers"].items()
         }
         for line in valid_objects(complete_lines(directory / LAYERS_FILE))
@@ -127,14 +126,13 @@ def read_layers(directory: Path) -> dict[tuple[int, str], Layers]:
     }
 
 
-def describe_clients(experiment: Experiments) -> Clients:
-    """Return, by model, what is known of the data and the clients.
+def describe_clients(experiments: Iterable[Experiment]) -> Clients:
+    """Return, by the name of each model, what is known of the data and the clients.
 
     That is each client's number of samples, keep ratio, samples of each class (None for text or remote data) and, where
     there are any, the names of classes and clients; and a digest of all samples on this machine.
     """
-    node_keys = {"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}
-    return {name: _client_record(one) | node_keys for name, one in experiment.parts.items()}
+    return {one.config.name: _client_record(one) for one in experiments}
 
 
 def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
@@ -186,6 +184,7 @@ def _client_record(experiment: Experiment) -> dict[str, object]:
         **({"class_names": list(experiment.dataset.class_names)} if experiment.dataset.class_names else {}),
         **({"names": names} if names else {}),
         "digest": digest_of(experiment.training, experiment.dataset.test),
+        **({"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}),
     }
 
 

@@ -34,16 +34,15 @@ MEANS = ("train_loss", "test_accuracy", "test_loss", "train_set_accuracy", "trai
 
 @dataclass
 class MultiModel:
-    """The parts of a run of several models, whose sampler chooses a model for each client.
+    """Several models, for whose clients the sampler chooses a model.
 
     Attributes:
-        parts: of each model, by name.
+        parts: what trains each model, by name.
     """
 
     config: Config
     parts: Mapping[str, Experiment]
     sampler: TaskSampler
-    node_keys: Sequence[str] = ()
     _cohort: list[int] = field(default_factory=list, init=False)
     _assigned: list[dict[int, float]] = field(default_factory=list, init=False)
     _rejected: dict[str, dict[Client, Failure]] = field(default_factory=dict, init=False)
@@ -204,7 +203,7 @@ def assemble_models(config: Config) -> MultiModel:
     Raises:
         UserError: one of them cannot be built.
     """
-    configs = config.task_configs()
+    configs = {of_model.name: of_model for of_model in config.models()}
     simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
     num_samples = next(iter(simulated.values())).num_samples
     sampler = make_sampler(config, num_samples, dict.fromkeys(num_samples, 1.0))

@@ -27,7 +27,7 @@ from train.callbacks import Callback, Plans
 from train.callbacks.stopping import DivergedError, Interruption, LostRounds
 from train.experiment.assembly import make_planner, make_server
 from train.experiment.evaluation import evaluate
-from train.experiment.experiment import Experiment, Experiments
+from train.experiment.experiment import Experiment
 from train.experiment.metrics import RoundMetrics
 from train.rounds import run_rounds
 from train.rundir.file_names import PILOTS_FILE
@@ -89,7 +89,7 @@ class RunPilots(Callback):
     def __init__(self, request: StopRequest) -> None:
         self._request = request
 
-    def before_training(self, experiment: Experiments) -> None:
+    def before_training(self, experiment: Experiment) -> None:
         """Calibrate the sampler.
 
         Raises:
@@ -97,7 +97,6 @@ class RunPilots(Callback):
             Stopped: a signal asked to stop.
         """
         sampler = experiment.sampler
-        assert isinstance(experiment, Experiment)
         assert isinstance(sampler, StatisticalSampler)  # the configuration is checked
         path = experiment.config.directory / PILOTS_FILE
         if not path.exists():

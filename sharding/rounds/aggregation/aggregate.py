@@ -28,6 +28,7 @@ updates that are finite but wrong are in `sharding.rounds.aggregation.guards`.
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import TypeGuard
 
 import torch
@@ -88,40 +89,43 @@ class Average:
         self._nbytes: dict[Client, int] = {}
         self._received: set[Client] = set()
         self._mean = RunningMean(plan.spectra)
+        self._lock = Lock()
 
     @torch.no_grad()
     def add(self, client: Client, update: Update | Failure | None, weight: float | None = None) -> None:
         """Add a client's update, if the client counts and the update fits the plan and is finite.
 
         A client's first update counts; later ones are left out and logged. An update of a client without a weight is
-        not used; a failure is noted in any case.
+        not used; a failure is noted in any case. Threads may call this at the same time, one for each request of a
+        server, say; then the order of arrival, and with it the last bits of the sum, is theirs.
 
         Args:
             client: of the plan; others are noted and left out.
             update: what the client sent back, or the reason why there is none; None where nothing came back.
             weight: D_c, where the average was made without weights; else not read.
         """
-        if client not in self._plan:
-            log.warning("ignored an update from client %s, who is not in the round's plan", client)
-            self._rejected[client] = Failure(Kind.OTHER_PLAN, "is not in this round's plan")
-            return
-        if client in self._received:
-            log.warning("client %s sent another update in the same round; its first one counts", client)
-            return
-        self._received.add(client)
-        if self._weighs_late and isinstance(update, Update):
-            if _is_positive(weight):
-                self._weights[client] = float(weight)
-            else:
-                update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
-        failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
-        if isinstance(update, Update) and failure is None:
-            self._nbytes[client] = update.nbytes
-            failure = find_spoiled(update) if client in self._weights else None
-        if failure is not None:
-            self._rejected.setdefault(client, failure)
-        elif isinstance(update, Update) and client in self._weights:
-            self._count(client, update.to(self._plan.device))
+        with self._lock:
+            if client not in self._plan:
+                log.warning("ignored an update from client %s, who is not in the round's plan", client)
+                self._rejected[client] = Failure(Kind.OTHER_PLAN, "is not in this round's plan")
+                return
+            if client in self._received:
+                log.warning("client %s sent another update in the same round; its first one counts", client)
+                return
+            self._received.add(client)
+            if self._weighs_late and isinstance(update, Update):
+                if _is_positive(weight):
+                    self._weights[client] = float(weight)
+                else:
+                    update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
+            failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
+            if isinstance(update, Update) and failure is None:
+                self._nbytes[client] = update.nbytes
+                failure = find_spoiled(update) if client in self._weights else None
+            if failure is not None:
+                self._rejected.setdefault(client, failure)
+            elif isinstance(update, Update) and client in self._weights:
+                self._count(client, update.to(self._plan.device))
 
     @torch.no_grad()
     def finish(self) -> tuple[dict[str, Tensor], Outcome]:
@@ -150,8 +154,8 @@ class Average:
         """Yield the name and Δ of every tensor that was averaged, in its type."""
         weight = self._mean.weight
         total = weight if self._total is None else self._total * weight / (self._claimed or 1.0)
-        for name, weighted_sum in self._mean.dense():
-            sent = self._plan.dense[name]
+        for name, weighted_sum in self._mean.whole():
+            sent = self._plan.whole[name]
             yield name, (weighted_sum.sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
         for layer, u, v in self._mean.vectors():
             release_freed_memory()

@@ -22,7 +22,7 @@ def find_spoiled(returned: Update) -> Failure | None:
         return Failure(Kind.NOT_FINITE, f"NaN or Inf in {name}")
     if returned.changes:  # the variance itself is known only when the changes are averaged
         return None
-    low = first_flagged([(name, (part < 0).any()) for name, part in returned.dense.items() if is_variance(name)])
+    low = first_flagged([(name, (part < 0).any()) for name, part in returned.whole.items() if is_variance(name)])
     return None if low is None else Failure(Kind.MALFORMED, f"a variance below 0 in {low}")
 
 
@@ -33,8 +33,10 @@ def find_misfit(sent: Shard, returned: object) -> Failure | None:
     if not isinstance(returned, Update):
         return Failure(Kind.MALFORMED, f"a {type(returned).__name__}, not an update")
     try:
-        if returned.plan != sent.plan:
-            return Failure(Kind.OTHER_PLAN, f"an update of the plan {str(returned.plan)[:40]!r}, not of {sent.plan!r}")
+        if returned.plan_id != sent.plan_id:
+            return Failure(
+                Kind.OTHER_PLAN, f"an update of the plan {str(returned.plan_id)[:40]!r}, not of {sent.plan_id!r}"
+            )
         reason = _other_form(sent, returned) or _differing_tensor(sent, returned) or _differing_term(sent, returned)
     except Exception as error:  # parts that are not tensors, or are on several devices: not an update in any case
         reason = f"not a readable update: {type(error).__name__}: {error}"
@@ -57,7 +59,7 @@ def _other_form(sent: Shard, returned: Update) -> str | None:
 def _differing_tensor(sent: Shard, returned: Update) -> str | None:
     """Return which of the tensors to average is missing, unknown, or of another type or shape."""
     ours, theirs = sent.trained(), returned.trained()
-    known = returned.terms.keys() <= sent.terms.keys() and returned.dense.keys() <= sent.dense.keys()
+    known = returned.terms.keys() <= sent.terms.keys() and returned.whole.keys() <= sent.whole.keys()
     if ours.keys() != theirs.keys() or not known:
         return f"other layers: {', '.join(sorted(map(str, ours.keys() ^ theirs.keys()))[:3])}"
     return next(

@@ -21,28 +21,28 @@ class RunningMean:
     def __init__(self, spectra: Mapping[str, Spectrum]) -> None:
         self.weight = 0.0
         self._spectra = spectra
-        self._dense: dict[str, Tensor] = {}
+        self._whole: dict[str, Tensor] = {}
         self._layers: dict[str, _Sums] = {}
 
-    def add(self, update: Update, weight: float, frozen: Mapping[str, Tensor]) -> None:
+    def add(self, update: Update, weight: float, in_tail: Mapping[str, Tensor]) -> None:
         """Add an update of values, and by layer the indices of the terms that its client holds as they were sent."""
         self.weight += weight
-        for name, tensor in update.dense.items():
-            if name in self._dense:
-                self._dense[name].add_(tensor.double(), alpha=weight)  # float8 is not promoted
+        for name, tensor in update.whole.items():
+            if name in self._whole:
+                self._whole[name].add_(tensor.double(), alpha=weight)  # float8 is not promoted
             else:
-                self._dense[name] = tensor.double() * weight
+                self._whole[name] = tensor.double() * weight
         for name, terms in update.terms.items():
             if name not in self._layers:
                 self._layers[name] = _Sums(self._spectra[name])
             self._layers[name].add(terms.indices, terms.u, terms.v, weight)
-            if name in frozen:
-                self._layers[name].hold(frozen[name], weight)
+            if name in in_tail:
+                self._layers[name].hold(in_tail[name], weight)
 
-    def dense(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the mean of every dense tensor times `weight`, float64, and forget the sums."""
-        for name in list(self._dense):
-            yield name, self._dense.pop(name)
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the mean of every tensor that is sent whole times `weight`, float64, and forget the sums."""
+        for name in list(self._whole):
+            yield name, self._whole.pop(name)
 
     def vectors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the means ū and v̄ of every sharded layer's kept terms, in the form of its spectrum, float64, once.
@@ -61,7 +61,7 @@ class _Sums:
         self._u = torch.zeros_like(spectrum.u, dtype=torch.float64)
         self._v = torch.zeros_like(spectrum.v, dtype=torch.float64)
         self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
-        self._frozen = torch.zeros_like(self._weights)  # of the clients that hold each term as it was sent
+        self._unchanged = torch.zeros_like(self._weights)  # of the clients that hold each term as it was sent
 
     def add(self, indices: Tensor, u: Tensor, v: Tensor, weight: float) -> None:
         columns = self._kept.columns(indices)
@@ -70,14 +70,14 @@ class _Sums:
             sums.index_add_(1, columns, part.double() * weight)
 
     def hold(self, indices: Tensor, weight: float) -> None:
-        self._frozen[self._kept.columns(indices)] += weight
+        self._unchanged[self._kept.columns(indices)] += weight
 
     def means(self) -> tuple[Tensor, Tensor]:
         """Return ū and v̄ in the memory of the sums."""
-        trained, mixed = self._weights > 0, (self._weights > 0) & (self._frozen > 0)
-        total = self._weights + self._frozen
+        trained, mixed = self._weights > 0, (self._weights > 0) & (self._unchanged > 0)
+        total = self._weights + self._unchanged
         for sums, kept in ((self._u, self._kept.u), (self._v, self._kept.v)):
-            sums[:, mixed] += kept[:, mixed].double() * self._frozen[mixed]
+            sums[:, mixed] += kept[:, mixed].double() * self._unchanged[mixed]
             sums.div_(total.where(trained, total.new_ones(())))
             sums[:, ~trained] = kept[:, ~trained].double()
         return self._u, self._v

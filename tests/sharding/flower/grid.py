@@ -49,6 +49,9 @@ class StubGrid:
                     self._count(reply.content)
                 yield from self.bend.get(reply.metadata.src_node_id, lambda reply: [reply])(reply)
 
+    def send_and_receive(self, messages, *, timeout=None):
+        return list(self.pull_messages(self.push_messages(list(messages))))
+
     def _count(self, content):
         self.alive = [*(one for one in self.alive if one() is not None), ref(content)]
         self.most = max(self.most, len(self.alive))
@@ -73,7 +76,7 @@ class StubGrid:
         return reply
 
 
-def make_app(structure, train, evaluate=None, keep_ratio=None):
+def make_app(structure, train, evaluate=None, keep_ratio=None, mods=()):
     """Return a client's app."""
     app = ClientApp()
 
@@ -81,7 +84,7 @@ def make_app(structure, train, evaluate=None, keep_ratio=None):
     def query(message, context):
         return query_message(message, context, keep_ratio)
 
-    @app.train()
+    @app.train(mods=[*mods])
     def fit(message, context):
         return train_message(message, context, structure, lambda model, config: train(model, config, context))
 

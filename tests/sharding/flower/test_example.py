@@ -31,11 +31,9 @@ def listens(port):
         return one.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start a program of Flower in the background; it ends with the test."""
-    environment = os.environ | {
-        "FLWR_HOME": str(tmp_path),
+def environment_of(folder):
+    return os.environ | {
+        "FLWR_HOME": str(folder),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
@@ -43,6 +41,12 @@ def start(tmp_path):
         "NO_PROXY": "127.0.0.1",
         "no_proxy": "127.0.0.1",
     }
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a program of Flower in the background; it ends with the test."""
+    environment = environment_of(tmp_path)
     with ExitStack() as stack:
 
         def start(name, *words):
@@ -74,6 +78,35 @@ def test_example_app_trains_under_flwr_run(start, tmp_path):
     accuracies = [float(accuracy) for accuracy in re.findall(r"MetricRecord: {.*'accuracy': ([\d.]+)", told)]
     assert len(accuracies) == 4, told  # of nodes and of the server, in each round
     assert accuracies[-1] > 0.3  # chance is 0.1
+
+
+@pytest.fixture
+def simulation(tmp_path):
+    """Return the environment of a simulation, whose local SuperLink ends with the test; it is on no default port."""
+    psutil = pytest.importorskip("psutil")
+    pytest.importorskip("ray")
+    ports = {f"FLWR_LOCAL_{name}_PORT": str(free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")}
+    yield environment_of(tmp_path) | ports | {"RAY_ADDRESS": "local"}
+    for process in psutil.process_iter(["cmdline"]):
+        if any(word.startswith(str(tmp_path)) for word in process.info["cmdline"] or []):  # the SuperLink's log file
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+@pytest.mark.federation
+@pytest.mark.parametrize(("folder", "app"), [(ROOT, "examples/flower_app"), (APP, ".")])
+def test_documented_command_simulates_the_app(simulation, tmp_path, folder, app):
+    head = (APP / "pyproject.toml").read_text()
+    (command,) = re.findall(r"^# +(flwr run .*)$", head, re.M)
+    assert command in (ROOT / "docs/guides/flower_app.md").read_text()
+    words = command.replace("examples/flower_app", app).split()
+    with (tmp_path / "run.log").open("w") as output:
+        subprocess.run(words, env=simulation, cwd=folder, stdout=output, stderr=output, timeout=PATIENCE, check=True)
+    told = (tmp_path / "run.log").read_text()
+    assert "left out of round" not in told
+    accuracies = [float(accuracy) for accuracy in re.findall(r"MetricRecord: {.*'accuracy': ([\d.]+)", told)]
+    assert len(accuracies) == 20, told  # of nodes and of the server, in each round
+    assert accuracies[-1] > 0.9
 
 
 def test_guide_apps_train(monkeypatch, caplog):

@@ -4,12 +4,16 @@ import copy
 import importlib
 import sys
 from dataclasses import replace
+from io import BytesIO
 from math import inf, nan
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp import strategy as strategies
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,7 +30,7 @@ from sharding import (
 )
 from sharding.flower import SpectralSharding, train_message
 from sharding.flower import exchange as exchange_module
-from sharding.flower.messages import content_of
+from sharding.flower.messages import content_of, metric_record
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
 from sharding.rounds.failures import FailureError, Kind
@@ -196,7 +200,9 @@ def failing(kind):
         if kind == "diverges":
             with torch.no_grad():
                 next(model.parameters()).fill_(nan)
-        return {"loss": 1.0} if kind == "has no weight" else {"num-examples": 40}
+        if kind == "has no weight":
+            return {"loss": 1.0}
+        return {"num-examples": 0 if kind == "trained nothing" else 40}
 
     return train_or_fail
 
@@ -207,6 +213,7 @@ def failing(kind):
         ("raises", "disk full", Kind.FAILED),
         ("diverges", "NaN or Inf", Kind.NOT_FINITE),
         ("has no weight", "'num-examples' is None", Kind.MALFORMED),
+        ("trained nothing", "'num-examples' is 0", Kind.MALFORMED),
         ("is silent", "no reply within 0 s", Kind.LATE),
     ],
 )
@@ -359,7 +366,7 @@ def frozen_server():
     torch.manual_seed(0)
     model = make_model()
     model[0].bias.requires_grad_(False)
-    return Server(factorize(model, 0.25, residual="int8"), ShardPlanner("top_n"))
+    return Server(factorize(model, 0.25, residual_format="int8"), ShardPlanner("top_n"))
 
 
 def test_residual_is_sent_once_to_each_node():
@@ -367,7 +374,7 @@ def test_residual_is_sent_once_to_each_node():
     strategy, result, _ = run(frozen_server(), grid, rounds=3, fraction_evaluate=1.0)
     assert strategy.failures == {}
     assert result.evaluate_metrics_clientapp.keys() == {1, 2, 3}
-    assert [(node, kind) for node, kind, content in grid.pushed if "residual" in content] == [
+    assert [(node, kind) for node, kind, content in grid.pushed if "frozen" in content] == [
         (node, "train") for node in (1000, 999, 998)
     ]
 
@@ -377,7 +384,7 @@ def test_residual_with_adamw_on_nodes_equals_server_round():
     run(ours, rounds=2)
 
     def train_here(client, shard):
-        model = client_model(structure_of(), shard, residual=theirs.residual)
+        model = client_model(structure_of(), shard, frozen=theirs.frozen)
         fit(model, client)
         return shard.read_from(model)
 
@@ -408,7 +415,7 @@ def test_node_that_lost_its_residual_gets_it_again_in_the_same_round(purpose):
         states.append((server.model.state_dict(), result.evaluate_metrics_clientapp))
     assert all(torch.equal(value, states[1][0][name]) for name, value in states[0][0].items())
     assert states[0][1] == states[1][1]
-    sent = [(node, kind) for node, kind, content in grid.pushed if "residual" in content]
+    sent = [(node, kind) for node, kind, content in grid.pushed if "frozen" in content]
     assert sent == [(1000, "train"), (999, "train"), (998, "train"), (999, purpose)]
 
 
@@ -433,7 +440,7 @@ def test_message_that_is_sent_again_has_the_configuration_of_a_subclass():
 
 def test_node_that_always_lacks_the_residual_is_left_out():
     def train_or_lack(model, config, context):
-        raise UserError("this node lacks the residual of the model")
+        raise UserError("this node lacks the frozen part of the model")
 
     grid = StubGrid(make_app(structure_of(), train_or_lack), configs())
     strategy, _, _ = run(frozen_server(), grid, rounds=1)
@@ -454,7 +461,7 @@ def test_residual_is_sent_once_to_a_node_without_a_valid_reply(fault):
         grid.bend[999] = lambda reply: []
     strategy, _, _ = run(frozen_server(), grid, rounds=3, keep_ratio=0.5)
     assert [list(failed) for failed in strategy.failures.values()] == [[999]] * 3
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [998, 999, 1000]
+    assert [node for node, _, content in grid.pushed if "frozen" in content] == [998, 999, 1000]
 
 
 def test_residual_that_flower_did_not_accept_is_sent_again():
@@ -470,19 +477,19 @@ def test_residual_that_flower_did_not_accept_is_sent_again():
     grid = Full(make_app(structure_of(), train), configs())
     strategy, _, _ = run(frozen_server(), grid, keep_ratio=0.5)
     assert strategy.failures.keys() == {1}
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [998, 1000, 999]
+    assert [node for node, _, content in grid.pushed if "frozen" in content] == [998, 1000, 999]
 
 
 def test_spoiled_residual_in_a_nodes_state_is_sent_again():
     def spoil(model, config, context):
-        array = context.state["residual"]["shard"]
+        array = context.state["frozen"]["shard"]
         array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
         return train(model, config, context)
 
     grid = StubGrid(make_app(structure_of(), spoil), configs())
     strategy, _, _ = run(frozen_server(), grid)
     assert strategy.failures == {}
-    assert [node for node, _, content in grid.pushed if "residual" in content] == [1000, 999, 998] * 2
+    assert [node for node, _, content in grid.pushed if "frozen" in content] == [1000, 999, 998] * 2
 
 
 def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
@@ -506,7 +513,7 @@ def test_evaluation_gives_nodes_the_tail_that_they_train_with(strategy, tail, sh
 
     nodes = {9: {"partition-id": 0, "keep-ratio": 0.25}, 8: {"partition-id": 1, "keep-ratio": 0.5}}
     grid = StubGrid(make_app(structure_of(), train, count_tails), nodes)
-    server = Server(make_model(), ShardPlanner(strategy, tail=tail))
+    server = Server(make_model(), ShardPlanner(strategy, tail_format=tail))
     _, result, _ = run(server, grid, rounds=1, fraction_evaluate=1.0)
     assert result.evaluate_metrics_clientapp[1]["tails"] == share
 
@@ -522,6 +529,138 @@ def test_fraction_train_samples_by_the_planners_seed():
     assert trained() == trained()
     assert len(trained()) == 12
     assert len({*trained()}) > 3
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_resumed_app_equals_one_that_was_not_stopped(averages):
+    def start(rounds, state=None):
+        seen, tested = [], []
+
+        def keep(model, config, context):
+            seen.append((config["server-round"], context.node_config["partition-id"]))
+            return fit(model, seen[-1][1])
+
+        server = server_of()
+        server.averaged = iterate_average(server.model) if averages else None
+        strategy = SpectralSharding(server, fraction_train=0.7, fraction_evaluate=0.4, min_evaluate_nodes=1)
+        if state is not None:
+            strategy.load_state_dict(state)
+        grid = StubGrid(make_app(structure_of(), keep, evaluate), configs())
+        result = strategy.start(
+            grid, num_rounds=rounds, timeout=0.0, evaluate_fn=lambda number, arrays: tested.append(number)
+        )
+        torch.save(strategy.state_dict(), file := BytesIO())
+        file.seek(0)
+        return torch.load(file, weights_only=True), result, seen, tested
+
+    whole, result, seen, tested = start(4)
+    half, _, first, _ = start(2)
+    resumed, later, second, again = start(4, half)
+    assert first + second == seen
+    assert (tested, again) == ([0, 1, 2, 3, 4], [2, 3, 4])
+    assert [*later.train_metrics_clientapp] == [*later.evaluate_metrics_clientapp] == [3, 4]
+    for number in (3, 4):
+        assert later.train_metrics_clientapp[number] == result.train_metrics_clientapp[number]
+        assert later.evaluate_metrics_clientapp[number] == result.evaluate_metrics_clientapp[number]
+    assert resumed["round"] == whole["round"] == 4
+    for part in ("model", "server"):
+        assert resumed[part].keys() == whole[part].keys()
+        assert all(torch.equal(value, resumed[part][name]) for name, value in whole[part].items())
+
+
+def test_second_start_continues_or_is_refused():
+    server = server_of()
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    strategy = SpectralSharding(server, fraction_evaluate=0.0)
+    strategy.start(grid, num_rounds=1, timeout=0.0)
+    strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=3, timeout=0.0)
+    with pytest.raises(UserError, match="3 rounds are done; num_rounds is 3"):
+        strategy.start(grid, num_rounds=3, timeout=0.0)
+    theirs = server_of()
+    run(theirs, rounds=3)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in server.model.state_dict().items())
+
+
+def test_state_of_something_else_is_refused():
+    server = server_of()
+    with pytest.raises(UserError, match=r"lacks round, model, server; pass what SpectralSharding\.state_dict"):
+        SpectralSharding(server).load_state_dict(server.state_dict())
+
+
+@pytest.mark.parametrize("side", ["Client", "Server"])
+@pytest.mark.parametrize("clipping", [{"Fixed": 1.0}, {"Adaptive": None}], ids=lambda clipping: next(iter(clipping)))
+def test_strategy_in_one_of_differential_privacy_is_refused(side, clipping):
+    ((kind, norm),) = clipping.items()
+    wrapper = getattr(strategies, f"DifferentialPrivacy{side}Side{kind}Clipping")
+    settings = {} if norm is None else {"clipping_norm": norm}
+    strategy = SpectralSharding(server_of())
+    grid = StubGrid(make_app(structure_of(), train), configs())
+    for _ in range(2):
+        wrapped = wrapper(strategy, noise_multiplier=0.1, num_sampled_clients=3, **settings)
+        with pytest.raises(UserError, match="differential privacy, which cannot read shards"):
+            wrapped.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=1)
+        strategy.start(grid, num_rounds=0)  # what a start leaves behind does not hide the wrapper
+    assert grid.pushed == []
+
+
+def test_failure_names_a_mod_that_reads_arrays():
+    app = make_app(structure_of(), train, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+    strategy, _, _ = run(server_of(), StubGrid(app, configs()), rounds=1)
+    assert len(strategy.failures[1]) == 3
+    assert all("a mod of its app reads arrays" in str(failure) for failure in strategy.failures[1].values())
+
+
+def test_metrics_become_numbers_that_flower_takes():
+    given = {
+        "num-examples": np.int64(3),
+        "a": np.float32(0.5),
+        "b": torch.tensor(2.0, requires_grad=True),
+        "c": torch.tensor(True),
+        "d": np.bool_(False),
+        "e": True,
+        "f": np.array([1, 2]),
+        "g": [torch.tensor(1.0), 2.0],
+        "h": np.array(4),
+        "i": torch.tensor(0.5, dtype=torch.bfloat16),
+    }
+    record = metric_record(given)
+    assert dict(record) == {
+        "num-examples": 3, "a": 0.5, "b": 2.0, "c": 1, "d": 0, "e": 1, "f": [1, 2], "g": [1.0, 2.0], "h": 4, "i": 0.5
+    }  # fmt: skip
+    assert [type(value) for value in record.values()] == [int, float, float, int, int, int, list, list, int, float]
+
+
+@pytest.mark.parametrize("value", [None, "much", 1j, {"a": 1}, torch.ones(2, 2), [1, 2.0]])
+def test_metric_that_is_no_number_is_named(value):
+    with pytest.raises(UserError, match=r"the metric 'loss' is .*; return a number or a list of numbers"):
+        metric_record({"num-examples": 1, "loss": value})
+
+
+@pytest.mark.parametrize("returned", [None, 3, (0.5, 10, {})])
+def test_function_that_returns_no_metrics_is_a_clear_failure(returned):
+    strategy, _, _ = run(server_of(), StubGrid(make_app(structure_of(), lambda *_: returned), configs()), rounds=1)
+    assert all(f"a client's function returned {returned}" in str(failure) for failure in strategy.failures[1].values())
+
+
+def test_update_with_metrics_of_tensors_counts():
+    def train_and_report(model, config, context):
+        metrics = train(model, config, context)
+        return {**metrics, "num-examples": np.int64(metrics["num-examples"]), "correct": torch.tensor(True)}
+
+    strategy, result, _ = run(server_of(), StubGrid(make_app(structure_of(), train_and_report), configs()), rounds=1)
+    assert strategy.failures == {}
+    assert result.train_metrics_clientapp[1]["correct"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("fraction_train", value) for value in (-1.0, 0.0, 1.5, nan)]
+    + [("fraction_evaluate", value) for value in (-1.0, 1.5, nan)],
+)
+def test_impossible_fraction_is_refused(name, value):
+    with pytest.raises(UserError, match=f"{name} is {value}; pass a number"):
+        SpectralSharding(server_of(), **{name: value})
 
 
 def test_subclass_gives_each_node_a_configuration():
@@ -668,9 +807,9 @@ def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
     for average in (late, early):
         for client, weight in ((0, 1.0), (1, 9.0)):
             update = unchanged(plan.shard(client))
-            moved = {name: value + 1 + client for name, value in update.dense.items()}
-            average.add(client, replace(update, dense=moved), weight)
-    late.add(2, replace(spoiled, dense={name: value * nan for name, value in spoiled.dense.items()}), 1e9)
+            moved = {name: value + 1 + client for name, value in update.whole.items()}
+            average.add(client, replace(update, whole=moved), weight)
+    late.add(2, replace(spoiled, whole={name: value * nan for name, value in spoiled.whole.items()}), 1e9)
     (ours, late_outcome), (theirs, early_outcome) = late.finish(), early.finish()
     assert late_outcome.accepted == early_outcome.accepted == [0, 1]
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -76,7 +76,7 @@ def planner_of(strategy="unbiased", **options):
 def assert_as_sequential(job, planner=None, num_lanes=3, **tolerance):
     """Train two rounds with both engines, the second on another model of the server."""
     planner = planner or planner_of("dense" if isinstance(job.model, GRU) else "unbiased")
-    job = replace(job, residual=planner.residual(job.model))
+    job = replace(job, frozen=planner.frozen(job.model))
     lanes, sequential, model = LanesEngine(job, num_lanes), SequentialEngine(job), deepcopy(job.model)
     for round in (0, 1):
         plan = planner.plan(model, dict(enumerate(RATIOS)), round)
@@ -96,6 +96,16 @@ ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
 @pytest.mark.parametrize(("kind", "num_lanes"), [*((kind, 3) for kind in KINDS), ("batch_norm", 1), ("batch_norm", 9)])
 def test_lanes_equal_sequential(kind, num_lanes):
     assert_as_sequential(job_of(kind), num_lanes=num_lanes)
+
+
+@pytest.mark.parametrize("local", [{"epochs": 2}, {"steps": 4}])
+@pytest.mark.parametrize("engine", [SequentialEngine, LanesEngine])
+def test_client_without_samples_fails(engine, local):
+    job = job_of("resnet", **local)
+    job = replace(job, clients={**job.clients, 2: Split(job.clients[2].inputs[:0], job.clients[2].targets[:0])})
+    replies = dict(engine(job).train(planner_of().plan(job.model, dict(enumerate(RATIOS)), 0), 0, LR))
+    assert [client for client, reply in replies.items() if reply.update is None] == [2]
+    assert "no samples to train on" in str(replies[2].failure)
 
 
 LOCALS = [
@@ -149,7 +159,7 @@ def test_recorded_steps_with_tails_and_frozen_layers_equal_sequential(strategy, 
 def with_residual(kind):
     """A job of a model in factors on a residual."""
     job = job_of(kind)
-    return replace(job, model=factorize(job.model, 0.6, residual="int4"))
+    return replace(job, model=factorize(job.model, 0.6, residual_format="int4"))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -212,7 +222,7 @@ def test_client_that_fails_fails_alone(caplog, recorder):
     assert recorder.replays > 20
 
 
-def test_client_without_samples_returns_what_it_got(recorder):
+def test_client_without_samples_fails_as_in_sequential(recorder):
     job = job_of("batch_norm")
     empty = job.clients[5]
     job = replace(job, clients=dict(job.clients) | {5: Split(empty.inputs[:0], empty.targets[:0])})

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from sharding import Plan, ShardPlanner, UserError, client_model
+from sharding import ShardPlanner, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
 from train import engines as engines_module
@@ -98,7 +98,7 @@ def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strat
     job = make_job(kind)
     for index, parameter in enumerate(job.model.parameters()):
         parameter.requires_grad_(index % 5 not in (0, 1))
-    job = replace(job, residual=ShardPlanner(strategy).residual(job.model))
+    job = replace(job, frozen=ShardPlanner(strategy).frozen(job.model))
     plan = make_plan(job, strategy)
     assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
@@ -170,7 +170,9 @@ def test_processes_leave_the_number_of_threads_unchanged(engine_of):
 
 
 def test_processes_without_clients_return_no_updates(engine_of):
-    assert list(engine_of(make_job(), 2).train(Plan("0-none", {}, {}, {}, {}, {}, {}), 0, LR)) == []
+    job = make_job()
+    nobody = ShardPlanner("top_n").plan(job.model, {})
+    assert list(engine_of(job, 2).train(nobody, 0, LR)) == []
 
 
 @pytest.mark.parametrize(

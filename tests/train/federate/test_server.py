@@ -78,19 +78,19 @@ def altered(change):
 def scaled(factor):
     def change(update):
         terms = {name: replace(each, u=factor * each.u, v=factor * each.v) for name, each in update.terms.items()}
-        return replace(update, terms=terms, dense={name: factor * value for name, value in update.dense.items()})
+        return replace(update, terms=terms, whole={name: factor * value for name, value in update.whole.items()})
 
     return change
 
 
 def cut(shard):
-    return replace(shard, dense={name: value[..., :-1].clone() for name, value in shard.dense.items()})
+    return replace(shard, whole={name: value[..., :-1].clone() for name, value in shard.whole.items()})
 
 
 FAULTS = {
     "NaN": (altered(scaled(nan)), "NaN or Inf in", "not finite"),
     "shape": (altered(cut), "has shape", "malformed"),
-    "stale": (altered(lambda shard: replace(shard, plan="0-stale")), "not of", "another plan"),
+    "stale": (altered(lambda shard: replace(shard, plan_id="0-stale")), "not of", "another plan"),
     "garbled": (lambda reply: (reply.content.clear(), [reply])[1], "a message without", "malformed"),
     "silent": (lambda reply: [], "no reply within", "late"),
 }

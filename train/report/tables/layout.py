@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import product
 from pathlib import Path
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @dataclass(frozen=True)

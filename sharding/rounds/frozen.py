@@ -1,7 +1,7 @@
 """The frozen part of a model, which a client receives once and keeps.
 
 The server's model has weights W = R + L. Shards hold terms of L. R is the same in all rounds, and so are frozen
-parameters, such as the embeddings of a language model. Each shard names the digest of the residual that it needs.
+parameters, such as the embeddings of a language model. Each shard names the digest of the frozen part that it needs.
 """
 
 from collections.abc import Mapping
@@ -19,32 +19,33 @@ from sharding.errors import UserError
 from sharding.layers import FactorizedLayer
 from sharding.matrices.values import as_real
 from sharding.modules.copies import load
-from sharding.modules.state import dense_state
+from sharding.modules.state import whole_state
 from sharding.modules.wrappers import named_modules, named_state
 from sharding.transport import serialize
 
 KEY = "residual"  # of the digest in the metadata
-LAYERS, DENSE = "layers/", "dense/"
+NAME = "frozen part"  # in messages
+LAYERS, PARAMETERS = "layers/", "dense/"  # begin the keys of the file
 _DIGESTS = WeakTensorKeyDictionary()  # of tensors' values, by tensor: the version that was read, and its digest
 
 
 @dataclass(frozen=True, eq=False)
-class Residual:
+class Frozen:
     """What is frozen: R of every factorized layer that has one, and the parameters that do not train.
 
     Its length is the number of these tensors; one without any needs not be sent.
 
     Attributes:
-        layers: R by layer name, in a format of `sharding.matrices.quantization`; never written to.
-        dense: frozen parameters that are not those of sharded layers, by name in the state dict; never written to.
+        residuals: R by layer name, in a format of `sharding.matrices.quantization`; never written to.
+        parameters: frozen ones that are not those of sharded layers, by name in the state dict; never written to.
     """
 
-    layers: Mapping[str, Tensor]
-    dense: Mapping[str, Tensor] = field(default_factory=dict)
+    residuals: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, sharded: Mapping[str, nn.Module] | None = None) -> Self:
-        """Return the residual of a model; it shares the model's memory.
+        """Return the frozen part of a model; it shares the model's memory.
 
         Args:
             model: a server's or a client's.
@@ -52,12 +53,12 @@ class Residual:
                 layers, as in every client's model.
         """
         sharded = _named_layers(model) if sharded is None else sharded
-        return cls(residual_layers(model), dense_state(model, sharded)[1])
+        return cls(residual_layers(model), whole_state(model, sharded)[1])
 
     @cached_property
     def digest(self) -> str:
-        """The digests of `layers` and of `dense`, joined by a dash; empty without any tensors."""
-        return "-".join([digest_of(self.layers), digest_of(self.dense)]) if len(self) else ""
+        """The digests of `residuals` and of `parameters`, joined by a dash; empty without any tensors."""
+        return "-".join([digest_of(self.residuals), digest_of(self.parameters)]) if len(self) else ""
 
     @property
     def nbytes(self) -> int:
@@ -66,40 +67,41 @@ class Residual:
 
     def __len__(self) -> int:
         """Return the number of tensors."""
-        return len(self.layers) + len(self.dense)
+        return len(self.residuals) + len(self.parameters)
 
     def __repr__(self) -> str:
-        size = f"{self.nbytes / 1000:,.0f} kB"
-        return f"Residual(layers={len(self.layers)}, dense={len(self.dense)}, {size}, digest={self.digest[:7]!r})"
+        counts = f"residuals={len(self.residuals)}, parameters={len(self.parameters)}"
+        return f"Frozen({counts}, {self.nbytes / 1000:,.0f} kB, digest={self.digest[:7]!r})"
 
-    def to(self, device: torch.device | str) -> "Residual":
+    def to(self, device: torch.device | str) -> "Frozen":
         """Return the same values on a device."""
-        layers, dense = (
-            {name: tensor.detach().to(device) for name, tensor in part.items()} for part in (self.layers, self.dense)
+        residuals, parameters = (
+            {name: tensor.detach().to(device) for name, tensor in part.items()}
+            for part in (self.residuals, self.parameters)
         )
-        return Residual(layers, dense)
+        return Frozen(residuals, parameters)
 
     @torch.no_grad()
     def load_into(self, model: nn.Module, device: torch.device | None = None) -> None:
         """Let a client's model on the `meta` device use these tensors, moved to a device.
 
-        Its factorized layers get R, or none. The parameters in `dense` are frozen.
+        Its factorized layers get R, or none. Those in `parameters` are frozen.
 
         Raises:
             UserError: a tensor does not fit the model.
         """
         for name, layer in _named_layers(model).items():
-            stored = self.layers.get(name)
+            stored = self.residuals.get(name)
             if stored is not None and not layer.can_add(stored, by_terms=False):
                 raise UserError(f"the residual of {name}, {_form(stored)}, does not fit this {layer}")
             layer.residual = None if stored is None else stored.to(device)
         state = named_state(model)
-        for name, value in self.dense.items():
+        for name, value in self.parameters.items():
             entry = state.get(name)
             if not isinstance(entry, nn.Parameter) or as_real(entry).shape != value.shape:
-                raise UserError(f"the residual has {name}, {_form(value)}; the model has not")
+                raise UserError(f"the frozen part has {name}, {_form(value)}; the model has not")
             entry.requires_grad_(False)
-        load(model, ((state[name], value.detach().to(device)) for name, value in self.dense.items()), copy=False)
+        load(model, ((state[name], value.detach().to(device)) for name, value in self.parameters.items()), copy=False)
 
     def to_bytes(self) -> bytes:
         """Return the wire form: a safetensors file with keys ``layers/<layer>`` and ``dense/<name>``.
@@ -113,9 +115,9 @@ class Residual:
         """Read the wire form back, onto the CPU.
 
         Raises:
-            UserError: the bytes are not a residual, or not as they were written.
+            UserError: the bytes are not a frozen part, or not as they were written.
         """
-        return cls._checked(*serialize.from_bytes(data, KEY))
+        return cls._checked(*serialize.from_bytes(data, NAME))
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
@@ -126,29 +128,27 @@ class Residual:
         """Read a file of the wire form, onto the CPU; the file is mapped, not copied.
 
         Raises:
-            UserError: the file is not a residual, or not as it was written.
+            UserError: the file is not a frozen part, or not as it was written.
         """
-        return cls._checked(*serialize.from_file(path, KEY))
+        return cls._checked(*serialize.from_file(path, NAME))
 
     def _named_tensors(self) -> dict[str, Tensor]:
-        named = {LAYERS: self.layers, DENSE: self.dense}
+        named = {LAYERS: self.residuals, PARAMETERS: self.parameters}
         return {f"{kind}{name}": tensor.detach() for kind, part in named.items() for name, tensor in part.items()}
 
     @classmethod
     def _checked(cls, tensors: serialize.Named, metadata: serialize.Metadata) -> Self:
         if KEY not in metadata:
-            raise UserError(f"this is not a residual: its metadata has {str(dict(metadata))[:80]}")
-        if other := [name for name in tensors if not name.startswith((LAYERS, DENSE))]:
-            raise UserError(f"this is not a residual: unknown entry {other[0][:80]!r}")
+            raise UserError(f"this is not a frozen part: its metadata has {str(dict(metadata))[:80]}")
+        if other := [name for name in tensors if not name.startswith((LAYERS, PARAMETERS))]:
+            raise UserError(f"this is not a frozen part: unknown entry {other[0][:80]!r}")
         parts = (
             {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
-            for kind in (LAYERS, DENSE)
+            for kind in (LAYERS, PARAMETERS)
         )
-        if (residual := cls(*parts)).digest != metadata[KEY]:
-            raise UserError(
-                f"this residual is spoiled: its digest is {residual.digest!r}, not {metadata[KEY][:40]!r}; get it again"
-            )
-        return residual
+        if (frozen := cls(*parts)).digest != metadata[KEY]:
+            raise UserError(f"it is spoiled: its digest is {frozen.digest!r}, not {metadata[KEY][:40]!r}; get it again")
+        return frozen
 
 
 def residual_layers(model: nn.Module) -> dict[str, Tensor]:
