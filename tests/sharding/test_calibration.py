@@ -93,15 +93,14 @@ def test_calibrated_transposed_convolution_has_the_least_error_by_position(name)
 
 
 @pytest.mark.parametrize(
-    ("layer", "batch"),
-    [
-        (nn.Linear(4, 6), torch.randn(3, 4)),
-        (nn.Linear(6, 4), torch.randn(3, 6)),
-        (nn.Embedding(5, 4), torch.tensor([0, 4, 4])),
-    ],
+    ("make", "sample"),
+    [(lambda: nn.Linear(4, 6), 4), (lambda: nn.Linear(6, 4), 6), (lambda: nn.Embedding(5, 4), None)],
     ids=["inputs", "outputs", "embedding"],
 )
-def test_calibration_with_single_samples_equals_that_with_a_batch(layer, batch):
+def test_calibration_with_single_samples_equals_that_with_a_batch(make, sample):
+    torch.manual_seed(0)
+    layer = make().double()
+    batch = torch.tensor([0, 4, 4]) if sample is None else torch.randn(3, sample, dtype=torch.float64)
     single, together = (observe(layer, {"": layer}, inputs)[""] for inputs in (list(batch), [batch]))
     torch.testing.assert_close(single.sums, together.sums)
 
