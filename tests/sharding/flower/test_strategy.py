@@ -630,11 +630,12 @@ SIGMA = 0.25 * (2 * log(1.25e5)) ** 0.5  # of a `LocalDpMod` with a sensitivity 
 )
 def test_server_averages_what_a_mod_of_the_nodes_makes_of_their_updates(mod, sigma, make_server):
     ours, theirs, sent = make_server(), make_server(), make_server()
-    grid, received = StubGrid(make_app(structure_of(), train, mods=[mod]), configs()), {}
+    grid, received, rest = StubGrid(make_app(structure_of(), train, mods=[mod]), configs()), {}, {}
 
     def note(reply):
         if "arrays" in reply.content:
-            received[configs()[reply.metadata.src_node_id]["partition-id"]] = unpack(Update, reply.content)
+            client = configs()[reply.metadata.src_node_id]["partition-id"]
+            received[client], rest[client] = unpack(Update, reply.content), reply.content["config"]
         return [reply]
 
     grid.bend = dict.fromkeys(configs(), note)
@@ -648,6 +649,7 @@ def test_server_averages_what_a_mod_of_the_nodes_makes_of_their_updates(mod, sig
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
     noise = []
     for client, shard in sent.plan(RATIOS, 0).shards():
+        assert rest[client] == pack(unchanged(shard))["config"]  # tells nothing of the node's data
         model = client_model(structure_of(), shard, frozen=sent.frozen if len(sent.frozen) else None)
         fit(model, client)
         whole, before = shard.read_from(model).trained(), shard.trained()
