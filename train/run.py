@@ -27,6 +27,7 @@ from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
+from train.rundir.secret import write_secret
 from train.utils.files import write_atomically
 from train.utils.jsonl import keep_lines, read_lines
 from train.utils.signals import StopRequest, stop_on_request
@@ -155,8 +156,10 @@ def _restore(config: Config, model: nn.Module, states: Mapping[str, Stateful]) -
 def _describe(
     config: Config, models: Sequence[Experiment], clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
-    """Write the configuration, the clients' data, and the provenance."""
+    """Write the configuration, the clients' data, the provenance, and with privacy the secret seed."""
     write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_atomically(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
+    if (privacy := models[0].server.privacy) is not None:
+        write_secret(config, privacy.seed)
     updated = provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, models, start)
     write_atomically(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())
