@@ -160,6 +160,16 @@ def test_nodes_clip_as_the_strategy_does(strategy, clips):
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
 
 
+@pytest.mark.parametrize("averages", [False, True])
+def test_strategy_shards_the_layers_that_the_server_chose_once(averages, monkeypatch):
+    server = server_of()
+    server.averaged = iterate_average(server.model) if averages else None
+    for method in ("checked_layers", "sharded_layers"):
+        monkeypatch.setattr(ShardPlanner, method, None)
+    _, result, _ = run(server, fraction_evaluate=1.0)
+    assert result.evaluate_metrics_clientapp.keys() == {1, 2}
+
+
 def test_nodes_with_other_numbers_give_the_same_bits():
     states = []
     for first in (1000, 77):
