@@ -17,7 +17,6 @@ from sharding.factorization import Budget, Energy, factorize, merge, shardable_l
 from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
-from sharding.privacy.gaussian import Gaussian
 from sharding.rounds.aggregation.fed_yogi import FedYogi
 from sharding.rounds.aggregation.guards import MaxShare, NormBound
 from sharding.rounds.aggregation.iterate_average import iterate_average
@@ -26,6 +25,7 @@ from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import clip_and_decay
 from sharding.rounds.plan import Plan
 from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Shard, Update
 from sharding.terms.designs import DESIGNS, draw_terms

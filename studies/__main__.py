@@ -19,7 +19,7 @@ os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend m
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
 from sharding import UserError
-from studies import beyond, finetune, multi_task, options, uploads, wireless
+from studies import beyond, finetune, multi_task, options, privacy, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
@@ -29,6 +29,7 @@ from train.utils.errors import RunError
 STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(uploads.run, study) for name, study in UPLOADS.items()},
     "multi_task": multi_task.run,
+    "privacy": privacy.run,
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},

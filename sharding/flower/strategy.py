@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sharding.errors import UserError, join_first
 from sharding.flower.exchange import Exchange
-from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of, weight_of
+from sharding.flower.messages import METRICS, NUMPY_FLOATS, part_of, unpack, weight_of
 from sharding.flower.nodes import KeepRatio, Node, Nodes
 from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
@@ -24,7 +24,6 @@ from sharding.rounds.shard import Update
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
 MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
-NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class SpectralSharding(Strategy):
@@ -286,7 +285,7 @@ class SpectralSharding(Strategy):
     def _read_update(self, content: RecordDict) -> tuple[Update, MetricRecord]:
         """Return a reply's update and metrics."""
         metrics = self._read_metrics(content)
-        return Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord))), metrics
+        return unpack(Update, content), metrics
 
     def _report(self, server_round: int, failures: Mapping[Client, Failure]) -> None:
         for client, failure in failures.items():

@@ -35,8 +35,6 @@ from sharding.modules.wrappers import (
     named_parameters,
     named_state,
 )
-from sharding.privacy.average import PrivateAverage
-from sharding.privacy.gaussian import Gaussian
 from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.aggregation.guards import Guard, GuardedAverage
 from sharding.rounds.failures import Failure, one_line
@@ -44,6 +42,8 @@ from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import check_optimizer
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.privacy.average import PrivateAverage
+from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, UserError, train_shard
 from sharding.client_sampling import PoissonSampler
-from sharding.privacy.accountant import epsilon, rounds_within
-from sharding.privacy.average import PrivateAverage
 from sharding.rounds.failures import Failure, Kind
+from sharding.rounds.privacy.accountant import epsilon, rounds_within
+from sharding.rounds.privacy.average import PrivateAverage
 from tests.sharding.models import make_net, perturbed, unchanged
 
 POPULATION = {client: (0.25, 0.5, 1.0)[client % 3] for client in range(12)}

@@ -30,7 +30,6 @@ from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
 from train.experiment.budget import rounds_of_budget, sampling_of, spent_epsilon
 from train.experiment.experiment import Experiment
-from train.rundir.secret import read_secret
 from train.utils.stages import set_stage
 
 
@@ -268,7 +267,7 @@ def make_privacy(config: Config, keep_ratios: Mapping[Client, float]) -> Gaussia
     """Return the mechanism of a run with privacy, or None.
 
     Raises:
-        UserError: the budget allows no round, the secret seed cannot be read, or a package is missing.
+        UserError: the budget allows no round, or a package is missing.
     """
     if config.privacy is None:
         return None
@@ -277,13 +276,14 @@ def make_privacy(config: Config, keep_ratios: Mapping[Client, float]) -> Gaussia
             f"privacy.max_epsilon={config.privacy.max_epsilon:g} allows no round: the first one spends "
             f"{spent_epsilon(config, 1):.3g}; raise privacy.noise_multiplier, or lower clients.per_round"
         )
+    given = config.privacy.secret_seed
     return Gaussian(
         clipping_norm=config.privacy.clipping_norm,
         noise_multiplier=config.privacy.noise_multiplier,
         keep_ratios=keep_ratios,
         per_round=config.clients.per_round,
         sampling=sampling_of(config),
-        seed=read_secret(config),
+        **({} if given is None else {"seed": given}),
     )
 
 

@@ -1,6 +1,6 @@
 """What a run with differential privacy spends: ε after its rounds, and how many of them its budget allows."""
 
-from sharding.privacy.accountant import Sampling, epsilon, rounds_within
+from sharding.rounds.privacy.accountant import Sampling, epsilon, rounds_within
 from train.config.schema import Config
 
 

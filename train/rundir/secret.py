@@ -8,28 +8,27 @@ trackers or clients, unless it was given as `privacy.secret_seed`.
 import logging
 
 from sharding.errors import UserError
-from sharding.privacy.gaussian import secret_seed
 from train.config.schema import Config
+from train.experiment.experiment import Experiment
 from train.rundir.file_names import METRICS_FILE, SECRET_FILE
 from train.utils.files import write_atomically
 
 log = logging.getLogger(__name__)
 
 
-def read_secret(config: Config) -> int:
-    """Return the secret seed of a run with privacy: the configured one, or that of its directory, or a new one.
+def recall_secret(config: Config, experiment: Experiment) -> None:
+    """Give a run that has begun the secret seed of its directory, unless one is configured.
 
     Raises:
-        UserError: the file of a run that has begun is missing or damaged.
+        UserError: the file is missing or damaged.
     """
-    assert config.privacy is not None
-    if config.privacy.secret_seed is not None:
-        return config.privacy.secret_seed
+    if config.privacy is None or config.privacy.secret_seed is not None:
+        return
     path = config.directory / SECRET_FILE
-    if not path.is_file() and not (config.directory / METRICS_FILE).exists():
-        return secret_seed()
+    if not path.exists() and not (config.directory / METRICS_FILE).exists():
+        return
     try:
-        return int(path.read_text(encoding="ascii"), 16)
+        experiment.use_secret(int(path.read_text(encoding="ascii"), 16))
     except (OSError, ValueError) as error:
         raise UserError(
             f"cannot read the secret seed of this run in {path} ({type(error).__name__}), and with another one its "
@@ -37,10 +36,12 @@ def read_secret(config: Config) -> int:
         ) from error
 
 
-def write_secret(config: Config, seed: int) -> None:
-    """Keep a secret seed for resumed runs; or if it was given, warn that it is known."""
-    assert config.privacy is not None
+def write_secret(config: Config, experiment: Experiment) -> None:
+    """Keep the secret seed for resumed runs; or if it was given, warn that it is known."""
+    if config.privacy is None:
+        return
     if config.privacy.secret_seed is not None:
         log.warning("privacy.secret_seed is set: whoever knows it can take the noise away; leave it out but for tests")
-    elif not (path := config.directory / SECRET_FILE).exists():
-        write_atomically(path, f"{seed:x}\n".encode(), mode=0o600)
+        return
+    assert experiment.server.privacy is not None
+    write_atomically(config.directory / SECRET_FILE, f"{experiment.server.privacy.seed:x}\n".encode(), mode=0o600)

@@ -12,9 +12,9 @@ from secrets import randbits
 from typing import get_args
 
 from sharding.errors import UserError, join_first, safe_repr
-from sharding.privacy.accountant import Sampling, epsilon
 from sharding.rounds.plan import Client
 from sharding.rounds.planner import checked_ratios
+from sharding.rounds.privacy.accountant import Sampling, epsilon
 from sharding.validation import is_number
 
 
@@ -91,7 +91,7 @@ class Gaussian:
         """Return ε of (ε, δ)-differential privacy after these rounds.
 
         Raises:
-            UserError: as `sharding.privacy.accountant.epsilon`.
+            UserError: as `sharding.rounds.privacy.accountant.epsilon`.
         """
         population = len(self.keep_ratios)
         return epsilon(self.noise_multiplier, population, self.per_round, rounds, delta, self.sampling)

@@ -6,7 +6,7 @@ only the draw of clients counts.
 
 import logging
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 from typing import Any, Literal
 
 from sharding.errors import UserError, safe_repr
@@ -90,3 +90,28 @@ def rounds_within(
         middle = (allowed + too_many) // 2
         allowed, too_many = (middle, too_many) if spent(middle) <= max_epsilon else (allowed, middle)
     return allowed
+
+
+def noise_for(
+    max_epsilon: float,
+    num_clients: int,
+    per_round: float,
+    rounds: int,
+    delta: float,
+    sampling: Sampling = "poisson",
+) -> float:
+    """Return the least noise multiplier, to four digits, with which all of these rounds keep within a budget of ε.
+
+    The other arguments are those of `epsilon`.
+    """
+
+    def within(noise_multiplier: float) -> bool:
+        return epsilon(noise_multiplier, num_clients, per_round, rounds, delta, sampling) <= max_epsilon
+
+    low, high = 0.0, 1.0
+    while not within(high):
+        low, high = high, 2 * high
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return ceil(high * 1e4) / 1e4

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from sharding.modules.wrappers import key
-from sharding.privacy.gaussian import Gaussian
 from sharding.rng import generator
 from sharding.rounds.aggregation.aggregate import Average
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.plan import Client, Plan
+from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.shard import Update
 
 
