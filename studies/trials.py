@@ -315,13 +315,15 @@ def run(study: TrialStudy, arguments: Arguments) -> None:
     """Run what is missing, arm by arm, and write a table of all arms that have runs after each."""
     if unknown := set(arguments.only or ()) - set(study.arms):
         raise UserError(f"--only: {', '.join(sorted(unknown))} is not among {', '.join(study.arms)}")
-    for name, trial in study.arms.items():
-        if arguments.only is None or name in arguments.only:
-            schemes = {name: [*study.overrides, *trial.overrides, *arguments.overrides]}
-            configs = configs_of(CONFIGS / "beyond.yaml", schemes, arguments.seeds or study.seeds, arguments.into)
-            curves_of(configs, arguments, columns=COLUMNS, run=partial(run_trial, trial.change))
-            write_table(study, arguments)
-    write_table(study, arguments)
+    chosen = [name for name in study.arms if arguments.only is None or name in arguments.only]
+    for name in chosen:
+        trial = study.arms[name]
+        schemes = {name: [*study.overrides, *trial.overrides, *arguments.overrides]}
+        configs = configs_of(CONFIGS / "beyond.yaml", schemes, arguments.seeds or study.seeds, arguments.into)
+        curves_of(configs, arguments, columns=COLUMNS, run=partial(run_trial, trial.change))
+        write_table(study, arguments)
+    if not chosen:
+        write_table(study, arguments)
 
 
 def run_trial(change: Change, configs: Mapping[str, Config], *_: object) -> pd.DataFrame:

@@ -11,7 +11,14 @@ from studies.curves import read_curves, write_curves
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
-    *("narrow_fifth", "narrow_tenth", "trials", "long_run"),  # their rules were set before the runs
+    *(
+        "narrow_fifth",
+        "narrow_tenth",
+        "trials",
+        "long_run",
+        "growing_texts",
+        "growing_images",
+    ),  # their rules were set before the runs
 }
 PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "central", "finetune", "finetune_vision", "uneven")
 
