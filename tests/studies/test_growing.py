@@ -14,11 +14,11 @@ from studies.runner import Arguments
 from train.config.schema import load_config
 
 TINY = [
-    *("rounds=5", "evaluate_every=1", "model.width=8", "model.groups=4", "model.blocks=[1, 1]", "engine=sequential"),
+    *("rounds=7", "evaluate_every=1", "model.width=8", "model.groups=4", "model.blocks=[1, 1]", "engine=sequential"),
     *("local.epochs=1", "local.decay=0", "server_optimizer=plain", "result=last", "strategy=top_n"),
     *("residual=int4", "keep_ratio=0.3", "clients.per_round=2"),
 ]
-ERA, LAYER = 2, "stages.1.0.conv2"
+ERA, LAYER = growing.ERA, "stages.1.0.conv2"
 
 
 def federation(make, *words):
@@ -26,7 +26,7 @@ def federation(make, *words):
 
 
 def growing_tail(fresh, *words):
-    return federation(partial(growing.growing, ERA, fresh), *words)
+    return federation(partial(growing.growing, fresh), *words)
 
 
 def weights(server):
@@ -60,6 +60,10 @@ def test_terms_of_an_era_are_frozen_in_4_bits_beside_the_same_residual(fresh):
     if fresh:
         assert not layer.v.any()
         torch.testing.assert_close(layer.u.mT @ layer.u, torch.eye(layer.num_terms), rtol=1e-5, atol=1e-5)
+        ((_, shard),) = server.shards({0: 0.3}, ERA + 1)
+        sent = shard.terms[LAYER]
+        assert not sent.v.any()
+        torch.testing.assert_close(layer.u @ (layer.u.mT @ sent.u), sent.u, rtol=1e-4, atol=1e-5), "the same directions"
     else:
         lacking = (server.lacking[LAYER] + layer.u @ layer.v.mT).detach()
         left, magnitudes, _ = torch.linalg.svd(lacking, full_matrices=False)
@@ -74,12 +78,14 @@ def test_client_receives_the_frozen_terms_that_it_lacks_and_holds_all():
     server, residual = ours.server, Frozen(dict(growing_tail(False).server.frozen.residuals))
     assert len(server.eras) == 2
     sizes = [len(Frozen(tails).to_bytes()) for tails in server.eras]
-    ((_, shard),) = server.shards({0: 0.3}, 5)
-    more = [server.sent_nbytes(shard, since, 5) - shard.nbytes for since in (4, 3, 2, 1, 0)]
+    ((_, shard),) = server.shards({0: 0.3}, 7)
+    more = [server.sent_nbytes(shard, since, 7) - shard.nbytes for since in (6, 5, 3, 2, 0)]
     assert more == [0, sizes[1], sizes[1], sum(sizes), sum(sizes)]
     assert server.first_nbytes == len(server.stored.to_bytes()) > residual.nbytes + 0.8 * sum(sizes)
     held = [sum(tail.nbytes for tail in tails.values()) for tails in server.eras]
-    assert [line["memory_most"] - lines[0]["memory_most"] for line in lines] == [0, 0, held[0], held[0], sum(held)]
+    assert [line["memory_most"] - lines[0]["memory_most"] for line in lines] == [0] * ERA + [held[0]] * ERA + [
+        sum(held)
+    ]
     numbers = sum(layer.u.numel() + layer.v.numel() for layer in factorized(server.model).values())
     assert numbers * 4.5 / 8 <= held[0] < numbers * 8 / 8, "rows are padded to groups of 32"
     assert all(line["num_aggregated"] == 2 for line in lines)
