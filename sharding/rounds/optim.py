@@ -88,6 +88,7 @@ class StepHook:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Change the gradients, or let the closure that computes them do so."""
+        self._before.clear()  # of a step that raised
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._change_gradients(optimizer)

@@ -343,3 +343,30 @@ def test_steps_with_filters_laid_out_equal_those_without_and_copy_nothing(channe
     copy.load_state_dict(plain.state_dict())
     assert [part.stride() for part in copy.parameters()] == [part.stride() for part in turned.parameters()]
     torch.testing.assert_close(copy(x), plain(x), rtol=0, atol=1e-12)
+
+
+def test_step_after_one_that_raised_is_scaled_from_where_it_began():
+    class RaisesOnce(torch.optim.Adam):
+        raised = False
+
+        def step(self, closure=None):
+            if not self.raised:
+                self.raised = True
+                raise RuntimeError("no step")
+            return super().step(closure)
+
+    changes = []
+    for kind in (RaisesOnce, torch.optim.Adam):
+        linear = layers()[0]
+        optimizer = kind(linear.parameters(), lr=0.01)
+        optimizer.register_step_pre_hook(clip_and_decay(linear, 10.0, 0.0))
+        (linear.u.sum() + linear.v.sum()).backward()
+        if kind is RaisesOnce:
+            with pytest.raises(RuntimeError, match="no step"):
+                optimizer.step()
+        with torch.no_grad():
+            linear.u += 1.0
+        before = linear.u.detach().clone()
+        optimizer.step()
+        changes.append(linear.u.detach() - before)
+    torch.testing.assert_close(*changes, rtol=0, atol=1e-12)

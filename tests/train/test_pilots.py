@@ -24,7 +24,8 @@ WIRELESS = [
         "strategy=dense",
         "rounds=12",
         "local.epochs=1",
-        "local.optimizer.momentum=0",
+        "local.batch_size=64",
+        "local.optimizer={lr: 0.2, momentum: 0}",
     ),
     *("clients={count: 10, per_round: 3, sampler: wireless}", "data.partition=power_law", "network.bandwidth=1"),
     *("clients.pilot_losses=[2.2, 2.0]", "evaluate_every=4"),
@@ -35,17 +36,24 @@ def configured(output, *overrides):
     return load_config("configs/quickstart.yaml", [*WIRELESS, "engine=sequential", f"output={output}", *overrides])
 
 
-def test_pilots_estimate_the_largest_norms_and_the_ratio_of_eq_35(tmp_path):
-    experiment = assemble(configured(tmp_path))
+def test_pilots_estimate_the_largest_norms_and_the_ratio_of_eq_35(tmp_path, monkeypatch):
+    experiment, ran = assemble(configured(tmp_path)), []
+
+    def recorded(experiment, distribution, kind, number, request):
+        result = run_pilot(experiment, distribution, kind, number, request)
+        ran.append((kind, number, distribution, result))
+        return result
+
+    monkeypatch.setattr("train.variants.pilots.run_pilot", recorded)
     before = {name: value.clone() for name, value in experiment.model.state_dict().items()}
     calibration = calibrate(experiment, StopRequest())
     assert all(bool((value == before[name]).all()) for name, value in experiment.model.state_dict().items())
     sizes = experiment.sampler.population.num_samples
     distributions = dict(zip(DISTRIBUTIONS, (np.full(10, 0.1), sizes / sizes.sum()), strict=True))
-    pilots = {
-        kind: [run_pilot(experiment, distribution, kind, k, StopRequest()) for k in range(PILOTS)]
-        for kind, distribution in distributions.items()
-    }
+    assert [(kind, number) for kind, number, *_ in ran] == [(kind, k) for kind in DISTRIBUTIONS for k in range(PILOTS)]
+    for kind, _, distribution, _ in ran:
+        np.testing.assert_array_equal(distribution, distributions[kind])
+    pilots = {kind: [result for of, *_, result in ran if of == kind] for kind in DISTRIBUTIONS}
     for kind, runs in pilots.items():
         longest = max(len(losses) for _, losses in runs)
         curve = np.mean([np.pad(losses, (0, longest - len(losses)), "edge") for _, losses in runs], axis=0)
@@ -80,13 +88,14 @@ def test_pilots_of_two_seeds_with_one_data_seed_are_the_same(tmp_path):
 
 
 def test_resumed_run_reuses_the_estimates_of_its_pilots(tmp_path, monkeypatch):
-    whole = run(configured(tmp_path / "whole"))
+    few = ["rounds=4", "checkpoint_every=2"]
+    whole = run(configured(tmp_path / "whole", *few))
 
-    cut_off(configured(tmp_path / "cut"), after=5)
+    cut_off(configured(tmp_path / "cut", *few), after=2)
     taught = (tmp_path / "cut" / "pilots.json").read_text()
     assert taught == (whole / "pilots.json").read_text()
     monkeypatch.setattr("train.variants.pilots.calibrate", lambda *given: pytest.fail("they were run already"))
-    run(configured(tmp_path / "cut"), resume=True)
+    run(configured(tmp_path / "cut", *few), resume=True)
     assert without_times(read(tmp_path / "cut")) == without_times(read(whole))
 
 
