@@ -15,7 +15,7 @@ from train.config.schema import load_config
 
 TINY = [
     *("rounds=7", "evaluate_every=1", "model.width=8", "model.groups=4", "model.blocks=[1, 1]", "engine=sequential"),
-    *("local.epochs=1", "local.decay=0", "server_optimizer=plain", "result=last", "strategy=top_n"),
+    *("local.steps=2", "local.decay=0", "server_optimizer=plain", "result=last", "strategy=top_n"),
     *("residual=int4", "keep_ratio=0.3", "clients.per_round=2"),
 ]
 ERA, LAYER = growing.ERA, "stages.1.0.conv2"

@@ -18,7 +18,7 @@ from train.experiment.assembly import assemble, make_model, make_planner
 from train.rounds import run_rounds
 
 TINY = [
-    *("recipe=tuned", "keep_ratio=0.3", "rounds=2", "evaluate_every=1", "engine=sequential", "local.epochs=1"),
+    *("recipe=tuned", "keep_ratio=0.3", "rounds=2", "evaluate_every=1", "engine=sequential", "local.steps=2"),
     *("model.width=8", "model.groups=4", "model.blocks=[1, 1]", "clients.count=6", "clients.per_round=2"),
 ]
 LAYER = "stages.1.0.conv2"
@@ -40,8 +40,9 @@ def weights(model, names):
 
 
 def test_server_at_rank_n_is_the_truncated_svd_of_the_plain_step():
-    plain, _ = started(changes.unchanged, "rounds=1")
-    ours, measures = started(trials.server_at_rank_n, "rounds=1")
+    far = ("rounds=1", "local.steps=10", "local.optimizer.lr=0.1")  # beyond rank n is what is of second order
+    plain, _ = started(changes.unchanged, *far)
+    ours, measures = started(trials.server_at_rank_n, *far)
     for experiment in (plain, ours):
         run_rounds(experiment)
     ranks = trials.terms_of(ours)
