@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -18,6 +19,7 @@ from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client, Plan
+from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Update
 
@@ -42,7 +44,9 @@ class SpectralSharding(Strategy):
 
     To resume an app, save `state_dict` after each round, for example in `evaluate_fn`, and load it before `start`.
 
-    No other strategy may wrap this one, as those of Flower's differential privacy do.
+    No other strategy may wrap this one, as those of Flower's differential privacy do. With ``Server(..., privacy=…)``
+    each round's clients are drawn by the secret seed of the privacy, of all that may take part, connected or not, and
+    the metrics of nodes are not averaged.
 
     Args:
         server: with the model, the planner and the optimizer.
@@ -62,7 +66,8 @@ class SpectralSharding(Strategy):
         failures: by round from 1, why clients were left out of training or evaluation.
 
     Raises:
-        UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1].
+        UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1]; or the server has privacy,
+            and there is a fraction or a function of training metrics.
     """
 
     def __init__(
@@ -79,6 +84,11 @@ class SpectralSharding(Strategy):
         train_metrics_aggr_fn: MetricsFunction | None = None,
         evaluate_metrics_aggr_fn: MetricsFunction | None = None,
     ) -> None:
+        if server.privacy is not None and (fraction_train != 1 or fraction_evaluate or train_metrics_aggr_fn):
+            raise UserError(
+                "with privacy the server draws the nodes as its account says, and does not read their metrics: pass "
+                "fraction_evaluate=0.0, and leave out fraction_train and train_metrics_aggr_fn"
+            )
         if not 0 < fraction_train <= 1:
             raise UserError(f"fraction_train is {fraction_train!r}; pass a number above 0 and at most 1")
         if not 0 <= fraction_evaluate <= 1:
@@ -182,7 +192,8 @@ class SpectralSharding(Strategy):
         if not isinstance(grid, Exchange):
             raise UserError(
                 "another strategy runs the rounds of SpectralSharding, such as one of differential privacy, "
-                "which cannot read shards; call the `start` of SpectralSharding"
+                "which cannot read shards; call the `start` of SpectralSharding, and give its Server "
+                "privacy=sharding.Gaussian(…) for differential privacy"
             )
         if server_round <= self._before:
             log.info("configure_train: this round is done")
@@ -201,7 +212,8 @@ class SpectralSharding(Strategy):
         """
         if self._plan is None:
             return None, None
-        average, records = self.server.average_as_reported(self._plan), dict[Client, RecordDict]()
+        is_private, records = self.server.privacy is not None, dict[Client, RecordDict]()
+        average = (self.server.average if is_private else self.server.average_as_reported)(self._plan)
         for client, answer in self._exchange.answers(replies, self._read_update):
             if isinstance(answer, Failure):
                 average.add(client, answer)
@@ -216,6 +228,8 @@ class SpectralSharding(Strategy):
         self._report(server_round, outcome.rejected)
         counts = len(outcome.accepted), len(outcome.rejected)
         log.info("aggregate_train: averaged %d updates, left out %d", *counts)
+        if is_private:
+            return self._arrays(), None
         if not outcome.accepted:
             return None, None
         accepted = [records[client] for client in outcome.accepted]
@@ -225,7 +239,7 @@ class SpectralSharding(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return an iterator over messages as `configure_train`, with the largest terms of `server.result`."""
-        if server_round <= self._before:
+        if server_round <= self._before or self.fraction_evaluate == 0:
             return []
         nodes = self._sample("evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
         plan = self.server.plan_evaluation
@@ -244,8 +258,6 @@ class SpectralSharding(Strategy):
 
     def _sample(self, purpose: str, fraction: float, least: int, server_round: int) -> list[Node]:
         """Return the nodes that take part; wait until enough are connected, then a while for new ones."""
-        if fraction == 0:
-            return []
         needed = max(self.min_available_nodes, least, 1)
 
         def enough(nodes: dict[int, Node]) -> bool:
@@ -254,10 +266,26 @@ class SpectralSharding(Strategy):
             return len(nodes) >= needed
 
         nodes = self._nodes.wait(enough)
+        if self.server.privacy is not None:
+            return self._drawn(self.server.privacy, nodes.values(), server_round)
         clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)
         draws = generator(self.server.planner.seed, "nodes", purpose, server_round)
         log.info("configure_%s: Sampled %d nodes (out of %d)", purpose, count, len(nodes))
         return [nodes[clients[index]] for index in sorted(draws.choice(len(nodes), count, replace=False))]
+
+    def _drawn(self, privacy: Gaussian, nodes: Iterable[Node], server_round: int) -> list[Node]:
+        """Return the nodes of the clients that the mechanism draws of all that may take part; they may be none."""
+        clients, draws = sorted(privacy.keep_ratios), generator(privacy.seed, "nodes", server_round)
+        if privacy.sampling == "poisson":
+            chosen = np.flatnonzero(draws.random(len(clients)) < privacy.per_round / len(clients))
+        else:
+            chosen = np.sort(draws.choice(len(clients), int(privacy.per_round), replace=False))
+        present: dict[Client, Node] = {node.client: node for node in nodes}
+        drawn = [present[clients[index]] for index in chosen if clients[index] in present]
+        for node in drawn:
+            if node.keep_ratio != privacy.keep_ratios[node.client]:
+                log.warning("client %s is left out: its keep ratio is not that of the privacy", node.client)
+        return [node for node in drawn if node.keep_ratio == privacy.keep_ratios[node.client]]
 
     def _messages(
         self,
@@ -269,7 +297,7 @@ class SpectralSharding(Strategy):
         config: ConfigRecord,
     ) -> Iterable[Message]:
         """Plan the shards of these nodes, by a method of the server with this number, and return their messages."""
-        if not nodes:
+        if not nodes and self.server.privacy is None:  # with privacy, a round without nodes releases noise, too
             self._plan = None
             return []
         self._plan = plan({node.client: node.keep_ratio for node in nodes}, number)

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from models import build_model
 from sharding import (
+    Gaussian,
     MaxShare,
     Server,
     Shard,
@@ -618,6 +619,72 @@ def test_strategy_in_one_of_differential_privacy_is_refused(side, clipping):
             wrapped.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=1)
         strategy.start(grid, num_rounds=0)  # what a start leaves behind does not hide the wrapper
     assert grid.pushed == []
+
+
+def private_server(sampling="poisson"):
+    torch.manual_seed(0)
+    privacy = Gaussian(
+        clipping_norm=0.5, noise_multiplier=2.0, keep_ratios=RATIOS, per_round=1.0, sampling=sampling, seed=1
+    )
+    return Server(make_model(), ShardPlanner("top_n"), privacy=privacy)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_nodes_receive_the_noisy_model_of_a_server_with_privacy(sampling):
+    server, models, received, trained = private_server(sampling=sampling), [], {}, []
+
+    def keep(model, config, context):
+        trained.append(config["server-round"])
+        received[config["server-round"]] = model[0].weight.detach().clone()  # which is sent whole, and does not change
+        return {"num-examples": 1, "secret": 1.0}
+
+    def note(number, arrays):
+        models.append(arrays.to_torch_state_dict()["0.weight"])
+
+    strategy = SpectralSharding(server, fraction_evaluate=0.0)
+    grid = StubGrid(make_app(structure_of(), keep), configs())
+    result = strategy.start(grid, num_rounds=12, timeout=0.0, evaluate_fn=note)
+    assert result.train_metrics_clientapp == {}
+    assert all(torch.equal(received[number], models[number - 1]) for number in received)
+    counts = [trained.count(number) for number in range(1, 13)]
+    assert {*counts} == ({1} if sampling == "fixed" else {0, 1, 2})
+    steps = torch.stack(models).diff(dim=0)  # each round adds noise, also one without a node
+    torch.testing.assert_close(steps.std((1, 2)), torch.full((12,), 2.0 * 0.5), rtol=0.2, atol=0)
+
+
+def test_rounds_with_privacy_equal_those_of_the_server():
+    ours, theirs = private_server(sampling="fixed"), private_server(sampling="fixed")
+    _, _, grid = run(ours, rounds=1)
+    drawn = [configs()[node]["partition-id"] for node, kind, _ in grid.pushed if kind == "train"]
+
+    def train_here(client, shard):
+        model = client_model(structure_of(), shard)
+        fit(model, client)
+        return shard.read_from(model)
+
+    theirs.round(0, {client: RATIOS[client] for client in drawn}, train_here)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fraction_train": 0.5, "fraction_evaluate": 0.0},
+        {"fraction_evaluate": 0.0, "train_metrics_aggr_fn": weighted_means},
+    ],
+)
+def test_metrics_and_fractions_with_privacy_are_refused(options):
+    with pytest.raises(UserError, match=r"pass fraction_evaluate=0\.0, and leave out fraction_train"):
+        SpectralSharding(private_server(), **options)
+
+
+def test_node_with_another_keep_ratio_than_in_the_privacy_is_left_out(caplog):
+    nodes = configs() | {999: {"partition-id": 1, "keep-ratio": 0.1}}
+    _, _, grid = run(private_server(), StubGrid(make_app(structure_of(), train), nodes), rounds=6)
+    assert "client 1 is left out: its keep ratio is not that of the privacy" in caplog.text
+    assert {node for node, kind, _ in grid.pushed if kind == "train"} == {1000, 998}
 
 
 C = 0.05  # the clipping norm: below that of any change
