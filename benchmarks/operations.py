@@ -1,7 +1,8 @@
 """Operations of one client's step: a proxy of the kernels that a GPU starts, which a CPU can count.
 
 `python benchmarks/operations.py` counts what torch dispatches in one step of the three published models with r = 0.1:
-forward, backward, hook and fused SGD, with V laid out as in the engines. Views cost nothing and are not counted.
+forward, backward, hook and fused SGD, with V laid out as in the engines. Views cost nothing and are not counted. In
+bfloat16 casts are added: of each factor and its gradient one, and of activations.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -47,20 +48,25 @@ class Operations(TorchDispatchMode):
 
 
 def count(model: nn.Module, batch: Batch) -> dict[str, int]:
-    """Return the operations of forward and backward, and of the optimizer's step, of a client's model."""
+    """Return the operations of a client's step, and the casts that bfloat16 adds to them."""
     shard = ShardPlanner("collective").plan(model, {"phone": 0.1, "laptop": 0.1}, 0).shard("phone")
     client = lay_out_filters(client_model(model, shard)).train()
     optimizer = SGD(client.parameters(), lr=0.1, momentum=0.9, fused=True)
     optimizer.register_step_pre_hook(clip_and_decay(client, shard.clip))
-    counts = {}
-    for _ in range(2):  # the first step makes the optimizer's state
+
+    def passes(low: bool) -> Counter[str]:
         optimizer.zero_grad()
-        with Operations() as passes:
+        with Operations() as operations, torch.autocast("cpu", torch.bfloat16, enabled=low):
             F.cross_entropy(client(batch[0]).flatten(0, -2), batch[1].flatten()).backward()
-        with Operations() as step:
-            optimizer.step()
-        counts = {"forward and backward": passes.counts.total(), "step": step.counts.total()}
-    return counts | {"sum": sum(counts.values())}
+        return operations.counts
+
+    passes(low=False)
+    optimizer.step()  # makes the optimizer's state
+    both = passes(low=False).total()
+    with Operations() as step:
+        optimizer.step()
+    counts = {"forward and backward": both, "step": step.counts.total()}
+    return counts | {"sum": sum(counts.values()), "casts in bfloat16": passes(low=True)["_to_copy.default"]}
 
 
 def main() -> None:

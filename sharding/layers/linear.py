@@ -1,16 +1,29 @@
 """A linear layer through n singular terms."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sharding.layers.base import FactorizedLayer
 
 
+@torch.fx.wrap  # a tracer does not know the types
+def linear_by_terms(x: Tensor, first: Tensor, omega: Tensor, last: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x · first · Ω · lastᵀ + bias.
+
+    Ω scales the terms of each sample, which are fewer than the entries of `last` unless the batch is large. In autocast
+    they have fewer bits than Ω, and so would be cast twice, and their gradient too: there Ω scales `last`.
+    """
+    terms = x @ first
+    if terms.dtype == omega.dtype:
+        return F.linear(terms * omega, last, bias)
+    return F.linear(terms, last * omega, bias)
+
+
 class FactorizedLinear(FactorizedLayer):
     """y = (R + T) x + U Ω Vᵀ x + b, for x of shape (..., in_features) and y of shape (..., out_features).
 
-    Without R and T it takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out. Ω scales the n terms of
-    each sample. They are fewer than the entries of U unless the batch is large, and then the products cost far more.
+    Without R and T it takes n·(in + out) multiplications a sample; `nn.Linear` takes in·out.
     """
 
     made_from = (nn.Linear,)
@@ -20,7 +33,7 @@ class FactorizedLinear(FactorizedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        y = F.linear(input @ self.v * self.omega, self.u, self.bias)
+        y = linear_by_terms(input, self.v, self.omega, self.u, self.bias)
         for part in self.frozen:
             y = y + part.linear(input)
         return y
@@ -41,7 +54,7 @@ class FactorizedTransposedLinear(FactorizedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., nx) to (..., nf)."""
-        y = F.linear(x @ self.u * self.omega, self.v, self.bias)
+        y = linear_by_terms(x, self.u, self.omega, self.v, self.bias)
         for part in self.frozen:
             y = y + part.linear(x, transposed=True)
         return y

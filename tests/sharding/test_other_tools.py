@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from sharding import (
     ShardPlanner,
@@ -134,6 +135,18 @@ def test_layers_named_like_those_of_torch_are_reported_with_a_hint():
         UserWarning, match=r"tests\.sharding\.test_other_tools\..*Linear\.weight 100.*; .*register_layer"
     ):
         factorize(nn.Sequential(Linear(), Linear(), Linear()), 0.25)
+
+
+@pytest.mark.parametrize("residual_format", ["int4", "int8"])
+def test_averages_of_parameters_and_timms_leave_a_packed_residual_as_it_is(residual_format):
+    timm = pytest.importorskip("timm.utils")
+    small, x = factorize(build(), 0.25, residual_format=residual_format), torch.randn(2, 16)
+    averages = AveragedModel(small, multi_avg_fn=get_ema_multi_avg_fn(0.9)), timm.ModelEmaV3(small, decay=0.9)
+    for _ in range(10):  # nothing trains, so each average is the model
+        averages[0].update_parameters(small)
+        averages[1].update(small)
+    for average in averages:
+        torch.testing.assert_close(average(x), small(x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,8 +1,11 @@
 """What torch offers, on a factorized ViT (timm) and a factorized GPT-2 (transformers)."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sharding import ShardPlanner, factorize, merge, train_shard
 from sharding.layers import UnpackedAttention
@@ -115,6 +118,19 @@ def test_autocast_of_a_factorized_model_is_near_float32(case):
     assert (low.float() - high).abs().max() < 0.1 * high.abs().max()
     low.float().sum().backward()
     assert all(part.grad is None or part.grad.dtype == torch.float32 for part in model.parameters())
+
+
+def test_linear_step_under_autocast_casts_its_input_each_factor_and_gradient_once():
+    small, x, casts = factorize(nn.Linear(8, 6, bias=False), 0.5, skip=()), torch.randn(3, 8), Counter()
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            casts[args[0].shape] += func is torch.ops.aten._to_copy.default
+            return func(*args, **kwargs or {})
+
+    with Casts(), torch.autocast("cpu", torch.bfloat16):
+        small(x).sum().backward()
+    assert +casts == {x.shape: 1, small.u.shape: 2, small.v.shape: 2}
 
 
 def test_factorized_embedding_under_autocast_keeps_its_dtype():
