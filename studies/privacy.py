@@ -6,13 +6,13 @@ training, and a narrow network of as many numbers is level with it.
 The rules, set before the runs that are reported:
 
 - Digits, 1200 clients of one or two samples each, 40 of them in a round by Poisson sampling, 40 rounds, δ = 1e-5. Some
-  runs of seed 0, of dense, narrow and top_n, chose the network, the rounds and the two values of C and of the rate.
+  runs of seed 0, of dense, narrow and top_n, chose the network, the rounds and the two clipping norms and rates.
 - Each method at ε = 2, 8 and 32 takes the noise multiplier that the account gives, the same for all, and the best of
   two clipping norms and two learning rates of the clients. Trials choose it: one run of a seed of its own, measured on
   200 training samples that no client has. Trials are not charged to ε.
 - All methods have the server's optimizer and the average of models of the default recipe, and one local step, so that
-  they differ in the model alone: `narrow` is a network of 73 instead of 128 units a layer, which has the numbers of a shard
-  of r = 0.1. Without privacy, each takes the better of the two rates.
+  they differ in the model alone: `narrow` is a network of 73 instead of 128 units a layer, which has the numbers of a
+  shard of r = 0.1. Without privacy, each takes the better of the two rates.
 - Reported is the accuracy of the last round on the test set, mean and deviation of three seeds, and the difference to
   `dense`, seed by seed. A difference counts if it is twice its standard error.
 
@@ -72,7 +72,8 @@ def run(arguments: Arguments) -> None:
     curves = by_scheme(curves_of(configs, arguments, columns=COLUMNS, run=run_here))
     settings = {named(*key): point for key, point in best.items()}
     lines = ["# Differential privacy: digits, 1200 clients, 40 a round, 40 rounds, δ = 1e-5", ""]
-    lines += [frame_table(table(curves, settings)), "", "C and lr are the clipping norm and the clients' rate."]
+    lines += [frame_table(table(curves, settings)), ""]
+    lines += ["The last columns have the clipping norm and the clients' rate that the trials chose."]
     write_summary(arguments, lines, picture(curves))
 
 
@@ -134,7 +135,7 @@ def table(curves: pd.DataFrame, settings: Mapping[str, Point]) -> pd.DataFrame:
                     "method": method,
                     "accuracy": mean_and_spread(found),
                     f"minus {BASELINE}": NOTHING if method == BASELINE else mean_and_error((found - baseline).dropna()),
-                    "C": NOTHING if norm == inf else f"{norm:g}",
+                    "norm": NOTHING if norm == inf else f"{norm:g}",
                     "lr": f"{rate:g}",
                 }
             )

@@ -1,8 +1,8 @@
 """The average of a round under differential privacy: clipped changes, noisy sums, a public denominator.
 
-What is released is S + N: S is the sum of the clients' changes, each clipped to C, in the coordinates of u', v' and the
-parameters that are sent whole, and N has independent normal entries of standard deviation z·C. All else follows from it
-and from what is public. Adding or removing one client moves S by at most C, whatever it sends: a change that is too
+What is released is S + N: S is the sum of the clients' changes, each clipped to B, in the coordinates of u', v' and the
+parameters that are sent whole, and N has independent normal entries of standard deviation z·B. All else follows from it
+and from what is public. Adding or removing one client moves S by at most B, whatever it sends: a change that is too
 long is scaled, one with NaN or Inf or of another form counts as zero, and so does a coordinate that a client does not
 hold. A term that some client could hold gets noise in every round, also if nobody drew it; else the noise would tell.
 docs/theory/privacy.md has the proof.
