@@ -64,7 +64,7 @@ class SpectralSharding(Strategy):
         failures: by round from 1, why clients were left out of training or evaluation.
 
     Raises:
-        UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1].
+        UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1], or the server has privacy.
     """
 
     def __init__(
@@ -81,6 +81,11 @@ class SpectralSharding(Strategy):
         train_metrics_aggr_fn: MetricsFunction | None = None,
         evaluate_metrics_aggr_fn: MetricsFunction | None = None,
     ) -> None:
+        if server.privacy is not None:
+            raise UserError(
+                "SpectralSharding draws nodes by a public seed, and reads their metrics in the clear, so privacy=… has no "
+                "account here; use `python -m train federate` with privacy, or Server.round"
+            )
         if not 0 < fraction_train <= 1:
             raise UserError(f"fraction_train is {fraction_train!r}; pass a number above 0 and at most 1")
         if not 0 <= fraction_evaluate <= 1:
