@@ -83,7 +83,7 @@ class SpectralSharding(Strategy):
     ) -> None:
         if server.privacy is not None:
             raise UserError(
-                "SpectralSharding draws nodes by a public seed, and reads their metrics in the clear, so privacy=… has no "
+                "SpectralSharding draws nodes by a public seed and reads their metrics in the clear, so privacy has no "
                 "account here; use `python -m train federate` with privacy, or Server.round"
             )
         if not 0 < fraction_train <= 1:
