@@ -20,6 +20,7 @@ The seeds of the noise are given, so that the runs can be made again; real runs 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 import pandas as pd
@@ -27,7 +28,7 @@ from matplotlib.figure import Figure
 
 from sharding.rounds.privacy.accountant import noise_for
 from studies.curves import by_scheme, ends, evaluations, mean_and_error
-from studies.runner import CONFIGS, Arguments, curves_of, folder, rounds_of, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, rounds_of, write_summary
 from train.config.schema import Config, load_config
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, frame_table, mean_and_spread
@@ -52,27 +53,16 @@ METHODS: dict[str, Sequence[str]] = {
 
 
 def run(arguments: Arguments) -> None:
-    """Run the trials and then the seeds that are missing; write the table and the picture."""
-    trials = {
-        words: named(method, epsilon, words[2:])
-        for epsilon in EPSILONS
-        for method in METHODS
-        for words in points(method, epsilon)
-    }
-    configs = configs_of({name: [*words_of(key), HELD_OUT] for key, name in trials.items()}, [TRIAL_SEED], arguments)
-    tried = ends(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
-    accuracy = tried.set_index("scheme").test_accuracy
-    best = {
-        (method, epsilon): max(points(method, epsilon), key=lambda point: float(accuracy[trials[point]]))
-        for epsilon in EPSILONS
-        for method in METHODS
-    }
-    chosen = {named(*key): words_of(point) for key, point in best.items()}
-    configs = configs_of(chosen, arguments.seeds or SEEDS, arguments)
-    curves = by_scheme(curves_of(configs, arguments, columns=COLUMNS, run=run_here))
-    settings = {named(*key): point for key, point in best.items()}
+    """Run the trials and the seeds that are missing, ε by ε; write the table and the picture."""
+    chosen: dict[str, Point] = {}
+    for epsilon in EPSILONS:
+        best = {named(method, epsilon): best_point(method, epsilon, arguments) for method in METHODS}
+        configs = configs_of({name: words_of(point) for name, point in best.items()}, arguments)
+        curves_of(configs, arguments, columns=COLUMNS, run=run_here)
+        chosen |= best
+    curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
     lines = ["# Differential privacy: digits, 1200 clients, 40 a round, 40 rounds, δ = 1e-5", ""]
-    lines += [frame_table(table(curves, settings)), ""]
+    lines += [frame_table(table(curves, chosen)), ""]
     lines += ["The last columns have the clipping norm and the clients' rate that the trials chose."]
     write_summary(arguments, lines, picture(curves))
 
@@ -83,6 +73,15 @@ Point = tuple[str, float, float, float]  # method, ε, clipping norm, rate
 def points(method: str, epsilon: float) -> list[Point]:
     """Return what trials compare; without privacy there is no clipping."""
     return [(method, epsilon, norm, rate) for norm in (NORMS if epsilon < inf else (inf,)) for rate in RATES]
+
+
+def best_point(method: str, epsilon: float, arguments: Arguments) -> Point:
+    """Return the point whose trial has the best accuracy, after running those that are missing."""
+    trials = {named(method, epsilon, point[2:]): point for point in points(method, epsilon)}
+    words = {name: [*words_of(point), HELD_OUT] for name, point in trials.items()}
+    configs = configs_of(words, replace(arguments, seeds=(TRIAL_SEED,)))
+    tried = ends(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
+    return trials[tried.set_index("scheme").test_accuracy.idxmax()]
 
 
 def words_of(point: Point) -> list[str]:
@@ -102,11 +101,11 @@ def named(method: str, epsilon: float, rest: Iterable[float] = ()) -> str:
     return ", ".join([method, spent, *(f"{value:g}" for value in rest)])
 
 
-def configs_of(schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], arguments: Arguments) -> dict[str, Config]:
+def configs_of(schemes: Mapping[str, Sequence[str]], arguments: Arguments) -> dict[str, Config]:
     """Return the configuration of every seed of every scheme, with known noise."""
     configs = {}
     for scheme, words in schemes.items():
-        for seed in seeds:
+        for seed in arguments.seeds or SEEDS:
             known = [f"privacy.secret_seed={seed}"] * any(word.startswith("privacy=") for word in words)
             output = f"output={arguments.into}/runs/{folder(scheme)}-{seed}"
             overrides = [*words, *known, f"seed={seed}", output, *arguments.overrides]
