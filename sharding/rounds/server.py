@@ -78,6 +78,9 @@ class Server:
         guards: against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
         privacy: of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
 
+    Attributes:
+        layers: the sharded layers of the model, by name.
+
     Raises:
         UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
             the average is of another model; privacy with guards, or with running statistics; or as
@@ -109,12 +112,12 @@ class Server:
         self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
         if averaged is not None and _shapes(averaged) != _shapes(model):
             raise UserError("the average is of another model; make it with iterate_average(model)")
-        self._layers = planner.checked_layers(model)
+        self.layers = planner.checked_layers(model)
 
     @property
     def frozen(self) -> Frozen:
         """What each client needs once, besides its shards; without tensors where nothing is frozen."""
-        return Frozen.of(self.model, self._layers)
+        return Frozen.of(self.model, self.layers)
 
     @property
     def result(self) -> nn.Module:
@@ -155,12 +158,22 @@ class Server:
             UserError: such a layer has been replaced, a client is not one of `privacy`; or as `ShardPlanner.plan`.
         """
         modules = dict(named_modules(self.model))
-        if replaced := [name for name, layer in self._layers.items() if modules.get(name) is not layer]:
+        if replaced := [name for name, layer in self.layers.items() if modules.get(name) is not layer]:
             raise UserError(f"{join_first(replaced)} was replaced since the server was made; make a new server")
         if self.privacy is None:
-            return self.planner.plan(self.model, keep_ratios, round, self._layers)
+            return self.planner.plan(self.model, keep_ratios, round, self.layers)
         self.privacy.check(keep_ratios)
-        return self.planner.plan(self.model, keep_ratios, round, self._layers, self.privacy.expected)
+        return self.planner.plan(self.model, keep_ratios, round, self.layers, self.privacy.expected)
+
+    def plan_evaluation(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
+        """Give each of these clients the largest terms of `result` that it can afford, to evaluate them.
+
+        Where the strategy sends whole weights, each client gets the whole result.
+        """
+        planner, modules = self.planner, dict(named_modules(self.result))
+        if planner.strategy.allocate is not None:
+            planner = ShardPlanner("top_n", compression=planner.compression, tail_format=planner.tail_format)
+        return planner.plan(self.result, keep_ratios, round, {name: modules[name] for name in self.layers})
 
     def average(
         self, plan: Plan, num_samples: Mapping[Client, float] | None = None, total: float | None = None

@@ -127,10 +127,11 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
         sampler = make_sampler(config, num_samples, costs, seed)
     sampler.cohort(0)  # fails now if it cannot draw
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
-    frozen = planner.frozen(model)
+    server = make_server(config, model, planner, privacy)
+    frozen = server.frozen
     named = ":" in config.device  # as cuda:1, and not cuda or auto
     job = Job(model, clients.shares, dataset, local, config.seed, config.plugins, scales, frozen, one_device=named)
-    server, once = make_server(config, model, planner, privacy), frozen.nbytes if len(frozen) else 0
+    once = frozen.nbytes if len(frozen) else 0
     training, engine = clients.shares.all(), clients.make_engine
     return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
 

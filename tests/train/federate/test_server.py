@@ -70,7 +70,7 @@ def altered(change):
     """Return what has a node's update changed on its way."""
 
     def bend(reply):
-        reply.content["arrays"] = pack(change(read_reply(reply.content).update))
+        reply.content.update(pack(change(read_reply(reply.content).update)))
         return [reply]
 
     return bend
