@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, UserError, train_shard
+from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, UserError, factorize, train_shard
 from sharding.client_sampling import PoissonSampler
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.privacy.accountant import epsilon, noise_for, rounds_within
@@ -177,6 +177,18 @@ def test_buffers_are_neither_released_nor_part_of_the_norm():
     server = Server(model, ShardPlanner("top_n"), privacy=make_server().privacy)
     server.round(0, {3: 0.25}, lambda _, shard: perturbed(shard, 1))
     assert torch.equal(server.model.mask, torch.ones(3))
+
+
+def test_what_is_frozen_stays_and_factors_get_noise():
+    model = nn.Sequential(*(nn.Linear(12, 12) for _ in range(4)))
+    model[2].weight.requires_grad_(False)
+    small = factorize(model, 0.5, residual_format="int8")
+    before = {name: part.clone() for name, part in small.state_dict().items()}
+    privacy = Gaussian(clipping_norm=1.0, noise_multiplier=1.0, keep_ratios=dict.fromkeys(range(9), 0.5), per_round=3)
+    server = Server(small, ShardPlanner("top_n"), privacy=privacy)
+    server.round(0, {3: 0.5}, lambda _, shard: unchanged(shard))
+    moved = {name for name, part in small.state_dict().items() if not torch.equal(part, before[name])}
+    assert moved == {"0.weight", "3.weight", "1.u", "1.v", *(f"{layer}.bias" for layer in range(4))}
 
 
 def test_a_model_trains_under_privacy_with_as_many_clients_as_that_needs():
