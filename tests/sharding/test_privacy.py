@@ -291,12 +291,6 @@ def test_what_is_not_private_is_refused():
         Server(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), ShardPlanner("dense"), privacy=server.privacy)
 
 
-def test_strategy_of_flower_with_privacy_is_refused():
-    flower = pytest.importorskip("sharding.flower")
-    with pytest.raises(UserError, match="train federate"):
-        flower.SpectralSharding(make_server())
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
