@@ -18,7 +18,6 @@ from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client, Plan
-from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Update
 
@@ -43,8 +42,7 @@ class SpectralSharding(Strategy):
 
     To resume an app, save `state_dict` after each round, for example in `evaluate_fn`, and load it before `start`.
 
-    No other strategy may wrap this one, as those of Flower's differential privacy do. With ``Server(privacy=…)`` each
-    node takes part by a secret coin of its own, and neither weights nor metrics of nodes are read.
+    No other strategy may wrap this one, as those of Flower's differential privacy do.
 
     Args:
         server: with the model, the planner and the optimizer.
@@ -64,8 +62,7 @@ class SpectralSharding(Strategy):
         failures: by round from 1, why clients were left out of training or evaluation.
 
     Raises:
-        UserError: `fraction_train` is outside (0, 1], `fraction_evaluate` is outside [0, 1], or they are not 1 and 0
-            where the server has privacy, or its clients are not drawn by coins.
+        UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1].
     """
 
     def __init__(
@@ -82,14 +79,6 @@ class SpectralSharding(Strategy):
         train_metrics_aggr_fn: MetricsFunction | None = None,
         evaluate_metrics_aggr_fn: MetricsFunction | None = None,
     ) -> None:
-        if (privacy := server.privacy) is not None:
-            if fraction_evaluate or fraction_train != 1:
-                raise UserError(
-                    "with privacy pass fraction_evaluate=0, since metrics of nodes have no noise, and no "
-                    "fraction_train, since the server's Gaussian draws the nodes"
-                )
-            if privacy.sampling != "poisson":
-                raise UserError("SpectralSharding draws each node by its own coin; use Gaussian(sampling='poisson')")
         if not 0 < fraction_train <= 1:
             raise UserError(f"fraction_train is {fraction_train!r}; pass a number above 0 and at most 1")
         if not 0 <= fraction_evaluate <= 1:
@@ -199,10 +188,7 @@ class SpectralSharding(Strategy):
             log.info("configure_train: this round is done")
             self._plan = None
             return []
-        if self.server.privacy is None:
-            nodes = self._sample("train", self.fraction_train, self.min_train_nodes, server_round)
-        else:
-            nodes = self._sample_secretly(self.server.privacy, server_round)
+        nodes = self._sample("train", self.fraction_train, self.min_train_nodes, server_round)
         return self._messages(MessageType.TRAIN, nodes, self.server.plan, server_round - 1, server_round, config)
 
     def aggregate_train(
@@ -211,13 +197,11 @@ class SpectralSharding(Strategy):
         """Average the updates as they arrive, and take the server's step.
 
         Returns:
-            The state of `server.result` and the metrics; None where no update counts. With privacy there are no
-            metrics, and the noise counts as an update.
+            The state of `server.result` and the metrics; None where no update counts.
         """
         if self._plan is None:
             return None, None
-        private, records = self.server.privacy is not None, dict[Client, RecordDict]()
-        average = self.server.average(self._plan) if private else self.server.average_as_reported(self._plan)
+        average, records = self.server.average_as_reported(self._plan), dict[Client, RecordDict]()
         for client, answer in self._exchange.answers(replies, self._read_update):
             if isinstance(answer, Failure):
                 average.add(client, answer)
@@ -232,8 +216,6 @@ class SpectralSharding(Strategy):
         self._report(server_round, outcome.rejected)
         counts = len(outcome.accepted), len(outcome.rejected)
         log.info("aggregate_train: averaged %d updates, left out %d", *counts)
-        if private:
-            return self._arrays(), MetricRecord()
         if not outcome.accepted:
             return None, None
         accepted = [records[client] for client in outcome.accepted]
@@ -264,32 +246,18 @@ class SpectralSharding(Strategy):
         """Return the nodes that take part; wait until enough are connected, then a while for new ones."""
         if fraction == 0:
             return []
-        nodes = self._wait(max(self.min_available_nodes, least, 1))
-        clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)
-        draws = generator(self.server.planner.seed, "nodes", purpose, server_round)
-        log.info("configure_%s: Sampled %d nodes (out of %d)", purpose, count, len(nodes))
-        return [nodes[clients[index]] for index in sorted(draws.choice(len(nodes), count, replace=False))]
-
-    def _sample_secretly(self, privacy: Gaussian, server_round: int) -> list[Node]:
-        """Return the nodes whose coin, of the secret seed, lets them take part; there may be none."""
-        nodes, chance = self._wait(max(self.min_available_nodes, 1)), privacy.per_round / len(privacy.keep_ratios)
-        if strange := [client for client, node in nodes.items() if not privacy.knows(client, node.keep_ratio)]:
-            log.warning("clients %s are left out: Gaussian(keep_ratios=…) has others", strange)
-        return [
-            node
-            for client, node in sorted(nodes.items())
-            if client not in strange and generator(privacy.seed, "nodes", server_round, client).random() < chance
-        ]
-
-    def _wait(self, needed: int) -> dict[int, Node]:
-        """Return the connected nodes by client, once there are so many."""
+        needed = max(self.min_available_nodes, least, 1)
 
         def enough(nodes: dict[int, Node]) -> bool:
             if len(nodes) < needed:
                 log.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
             return len(nodes) >= needed
 
-        return self._nodes.wait(enough)
+        nodes = self._nodes.wait(enough)
+        clients, count = sorted(nodes), max(int(len(nodes) * fraction), least)
+        draws = generator(self.server.planner.seed, "nodes", purpose, server_round)
+        log.info("configure_%s: Sampled %d nodes (out of %d)", purpose, count, len(nodes))
+        return [nodes[clients[index]] for index in sorted(draws.choice(len(nodes), count, replace=False))]
 
     def _messages(
         self,
@@ -301,7 +269,7 @@ class SpectralSharding(Strategy):
         config: ConfigRecord,
     ) -> Iterable[Message]:
         """Plan the shards of these nodes, by a method of the server with this number, and return their messages."""
-        if not nodes and (kind != MessageType.TRAIN or self.server.privacy is None):
+        if not nodes:
             self._plan = None
             return []
         self._plan = plan({node.client: node.keep_ratio for node in nodes}, number)

@@ -77,17 +77,14 @@ class Gaussian:
             counts[ratio] = counts.get(ratio, 0.0) + chance
         return counts
 
-    def knows(self, client: Client, keep_ratio: float) -> bool:
-        """Return whether a client may take part with this keep ratio."""
-        return self.keep_ratios.get(client) == checked_ratios({client: keep_ratio})[client]
-
     def check(self, keep_ratios: Mapping[Client, float]) -> None:
         """Check a round's clients.
 
         Raises:
             UserError: one is not known, or with another keep ratio.
         """
-        if strange := [client for client, ratio in keep_ratios.items() if not self.knows(client, ratio)]:
+        ratios = checked_ratios(keep_ratios)
+        if strange := [client for client, ratio in ratios.items() if self.keep_ratios.get(client) != ratio]:
             raise UserError(f"the keep ratios of privacy=Gaussian(…) lack {join_first(strange)}, or have another one")
 
     def epsilon(self, rounds: int, delta: float) -> float:

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from models import build_model
 from sharding import (
-    Gaussian,
     MaxShare,
     Server,
     Shard,
@@ -40,7 +39,6 @@ from sharding.flower import exchange as exchange_module
 from sharding.flower.messages import FROZEN, REST, SHAPES, content_of, metric_record, pack, settings, unpack
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
-from sharding.rng import generator
 from sharding.rounds.failures import FailureError, Kind
 from tests.sharding.flower.grid import StubGrid, make_app
 from tests.sharding.models import unchanged
@@ -136,53 +134,6 @@ def test_strategy_with_adamw_on_nodes_equals_server_round(compression, guards):
     state = theirs.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
     assert all(torch.equal(value, state[name]) for name, value in result.arrays.to_torch_state_dict().items())
-
-
-def private(keep_ratios, per_round=1.0):
-    return Gaussian(clipping_norm=0.1, noise_multiplier=1.0, keep_ratios=keep_ratios, per_round=per_round, seed=5)
-
-
-def test_strategy_with_privacy_equals_server_round_with_clients_by_secret_coins():
-    ours, theirs = (server_of(privacy=private(RATIOS | {3: 0.5})) for _ in range(2))
-
-    def nudge(model, config=None, context=None):  # the same bits wherever the model is in memory
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.01)
-        return {"num-examples": 1}
-
-    _, result, grid = run(ours, StubGrid(make_app(structure_of(), nudge), configs()), rounds=8)
-    cohorts = [
-        {client: ratio for client, ratio in RATIOS.items() if generator(5, "nodes", number, client).random() < 0.25}
-        for number in range(1, 9)
-    ]
-    assert min(map(len, cohorts)) == 0, "a round has noise alone"
-    assert sum(map(len, cohorts)) == sum(kind == "train" for _, kind, _ in grid.pushed)
-
-    def train_here(client, shard):
-        model = client_model(structure_of(), shard)
-        nudge(model)
-        return shard.read_from(model)
-
-    for number, cohort in enumerate(cohorts):
-        theirs.round(number, cohort, train_here)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
-    assert all(torch.equal(value, state[name]) for name, value in result.arrays.to_torch_state_dict().items())
-    assert all(not metrics for metrics in result.train_metrics_clientapp.values())
-
-
-def test_node_that_privacy_does_not_know_takes_no_part(caplog):
-    privacy = private({0: 0.25, 1: 0.25, 7: 0.5}, per_round=3)
-    _, _, grid = run(server_of(privacy=privacy), rounds=2)
-    assert {node for node, kind, _ in grid.pushed if kind == "train"} == {1000}
-    assert "clients [1, 2] are left out" in caplog.text or "clients [2, 1] are left out" in caplog.text
-
-
-@pytest.mark.parametrize("wrong", [{"fraction_evaluate": 1.0}, {"fraction_evaluate": 0.0, "fraction_train": 0.5}])
-def test_fractions_with_privacy_are_refused(wrong):
-    with pytest.raises(UserError, match="fraction_evaluate=0"):
-        SpectralSharding(server_of(privacy=private(RATIOS)), **wrong)
 
 
 @pytest.mark.parametrize(("strategy", "clips"), [("prism_wallenius", False), ("prism_wallenius_clip", True)])
