@@ -56,7 +56,9 @@ def run(arguments: Arguments) -> None:
     """Run the trials and the seeds that are missing, ε by ε; write the table and the picture."""
     chosen: dict[str, Point] = {}
     for epsilon in EPSILONS:
-        best = {named(method, epsilon): best_point(method, epsilon, arguments) for method in METHODS}
+        trials = {named(*point[:2], point[2:]): [*words_of(point), HELD_OUT] for point in points(epsilon)}
+        configs = configs_of(trials, replace(arguments, seeds=(TRIAL_SEED,)))
+        best = best_points(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
         configs = configs_of({name: words_of(point) for name, point in best.items()}, arguments)
         curves_of(configs, arguments, columns=COLUMNS, run=run_here)
         chosen |= best
@@ -70,18 +72,20 @@ def run(arguments: Arguments) -> None:
 Point = tuple[str, float, float, float]  # method, ε, clipping norm, rate
 
 
-def points(method: str, epsilon: float) -> list[Point]:
-    """Return what trials compare; without privacy there is no clipping."""
-    return [(method, epsilon, norm, rate) for norm in (NORMS if epsilon < inf else (inf,)) for rate in RATES]
+def points(epsilon: float) -> list[Point]:
+    """Return what trials compare at an ε; without privacy there is no clipping."""
+    norms = NORMS if epsilon < inf else (inf,)
+    return [(method, epsilon, norm, rate) for method in METHODS for norm in norms for rate in RATES]
 
 
-def best_point(method: str, epsilon: float, arguments: Arguments) -> Point:
-    """Return the point whose trial has the best accuracy, after running those that are missing."""
-    trials = {named(method, epsilon, point[2:]): point for point in points(method, epsilon)}
-    words = {name: [*words_of(point), HELD_OUT] for name, point in trials.items()}
-    configs = configs_of(words, replace(arguments, seeds=(TRIAL_SEED,)))
-    tried = ends(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
-    return trials[tried.set_index("scheme").test_accuracy.idxmax()]
+def best_points(trials: pd.DataFrame) -> dict[str, Point]:
+    """Return the point of each method at each ε whose trial has the best accuracy, by the names of the methods' runs."""
+    accuracy, best = ends(trials).set_index("scheme").test_accuracy, dict[str, tuple[float, Point]]()
+    for point in (point for epsilon in EPSILONS for point in points(epsilon)):
+        name, trial = named(*point[:2]), named(*point[:2], point[2:])
+        if trial in accuracy and (name not in best or accuracy[trial] > best[name][0]):
+            best[name] = float(accuracy[trial]), point
+    return {name: point for name, (_, point) in best.items()}
 
 
 def words_of(point: Point) -> list[str]:
