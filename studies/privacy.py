@@ -79,7 +79,7 @@ def points(epsilon: float) -> list[Point]:
 
 
 def best_points(trials: pd.DataFrame) -> dict[str, Point]:
-    """Return the point of each method at each ε whose trial has the best accuracy, by the names of the methods' runs."""
+    """Return the point of each method and ε whose trial has the best accuracy, by the names of the methods' runs."""
     accuracy, best = ends(trials).set_index("scheme").test_accuracy, dict[str, tuple[float, Point]]()
     for point in (point for epsilon in EPSILONS for point in points(epsilon)):
         name, trial = named(*point[:2]), named(*point[:2], point[2:])
