@@ -6,13 +6,13 @@ training, and a narrow network of as many numbers is level with it.
 The rules, set before the runs that are reported:
 
 - Digits, 1200 clients of one or two samples each, 40 of them in a round by Poisson sampling, 40 rounds, δ = 1e-5. Some
-  runs of seed 0, of dense, narrow and top_n, chose the network, the rounds and the two values of C and of the rate.
+  runs of seed 0, of dense, narrow and top_n, chose the network, the rounds and the two clipping norms and rates.
 - Each method at ε = 2, 8 and 32 takes the noise multiplier that the account gives, the same for all, and the best of
   two clipping norms and two learning rates of the clients. Trials choose it: one run of a seed of its own, measured on
   200 training samples that no client has. Trials are not charged to ε.
 - All methods have the server's optimizer and the average of models of the default recipe, and one local step, so that
-  they differ in the model alone: `narrow` is a network of 73 instead of 128 units a layer, which has the numbers of a shard
-  of r = 0.1. Without privacy, each takes the better of the two rates.
+  they differ in the model alone: `narrow` is a network of 73 instead of 128 units a layer, which has the numbers of a
+  shard of r = 0.1. Without privacy, each takes the better of the two rates.
 - Reported is the accuracy of the last round on the test set, mean and deviation of three seeds, and the difference to
   `dense`, seed by seed. A difference counts if it is twice its standard error.
 
@@ -20,6 +20,7 @@ The seeds of the noise are given, so that the runs can be made again; real runs 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 import pandas as pd
@@ -27,7 +28,7 @@ from matplotlib.figure import Figure
 
 from sharding.rounds.privacy.accountant import noise_for
 from studies.curves import by_scheme, ends, evaluations, mean_and_error
-from studies.runner import CONFIGS, Arguments, curves_of, folder, rounds_of, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, rounds_of, write_summary
 from train.config.schema import Config, load_config
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, frame_table, mean_and_spread
@@ -52,36 +53,39 @@ METHODS: dict[str, Sequence[str]] = {
 
 
 def run(arguments: Arguments) -> None:
-    """Run the trials and then the seeds that are missing; write the table and the picture."""
-    trials = {
-        words: named(method, epsilon, words[2:])
-        for epsilon in EPSILONS
-        for method in METHODS
-        for words in points(method, epsilon)
-    }
-    configs = configs_of({name: [*words_of(key), HELD_OUT] for key, name in trials.items()}, [TRIAL_SEED], arguments)
-    tried = ends(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
-    accuracy = tried.set_index("scheme").test_accuracy
-    best = {
-        (method, epsilon): max(points(method, epsilon), key=lambda point: float(accuracy[trials[point]]))
-        for epsilon in EPSILONS
-        for method in METHODS
-    }
-    chosen = {named(*key): words_of(point) for key, point in best.items()}
-    configs = configs_of(chosen, arguments.seeds or SEEDS, arguments)
-    curves = by_scheme(curves_of(configs, arguments, columns=COLUMNS, run=run_here))
-    settings = {named(*key): point for key, point in best.items()}
+    """Run the trials and the seeds that are missing, ε by ε; write the table and the picture."""
+    chosen: dict[str, Point] = {}
+    for epsilon in EPSILONS:
+        trials = {named(*point[:2], point[2:]): [*words_of(point), HELD_OUT] for point in points(epsilon)}
+        configs = configs_of(trials, replace(arguments, seeds=(TRIAL_SEED,)))
+        best = best_points(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
+        configs = configs_of({name: words_of(point) for name, point in best.items()}, arguments)
+        curves_of(configs, arguments, columns=COLUMNS, run=run_here)
+        chosen |= best
+    curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
     lines = ["# Differential privacy: digits, 1200 clients, 40 a round, 40 rounds, δ = 1e-5", ""]
-    lines += [frame_table(table(curves, settings)), "", "C and lr are the clipping norm and the clients' rate."]
+    lines += [frame_table(table(curves, chosen)), ""]
+    lines += ["The last columns have the clipping norm and the clients' rate that the trials chose."]
     write_summary(arguments, lines, picture(curves))
 
 
 Point = tuple[str, float, float, float]  # method, ε, clipping norm, rate
 
 
-def points(method: str, epsilon: float) -> list[Point]:
-    """Return what trials compare; without privacy there is no clipping."""
-    return [(method, epsilon, norm, rate) for norm in (NORMS if epsilon < inf else (inf,)) for rate in RATES]
+def points(epsilon: float) -> list[Point]:
+    """Return what trials compare at an ε; without privacy there is no clipping."""
+    norms = NORMS if epsilon < inf else (inf,)
+    return [(method, epsilon, norm, rate) for method in METHODS for norm in norms for rate in RATES]
+
+
+def best_points(trials: pd.DataFrame) -> dict[str, Point]:
+    """Return the point of each method and ε whose trial has the best accuracy, by the names of the methods' runs."""
+    accuracy, best = ends(trials).set_index("scheme").test_accuracy, dict[str, tuple[float, Point]]()
+    for point in (point for epsilon in EPSILONS for point in points(epsilon)):
+        name, trial = named(*point[:2]), named(*point[:2], point[2:])
+        if trial in accuracy and (name not in best or accuracy[trial] > best[name][0]):
+            best[name] = float(accuracy[trial]), point
+    return {name: point for name, (_, point) in best.items()}
 
 
 def words_of(point: Point) -> list[str]:
@@ -101,11 +105,11 @@ def named(method: str, epsilon: float, rest: Iterable[float] = ()) -> str:
     return ", ".join([method, spent, *(f"{value:g}" for value in rest)])
 
 
-def configs_of(schemes: Mapping[str, Sequence[str]], seeds: Sequence[int], arguments: Arguments) -> dict[str, Config]:
+def configs_of(schemes: Mapping[str, Sequence[str]], arguments: Arguments) -> dict[str, Config]:
     """Return the configuration of every seed of every scheme, with known noise."""
     configs = {}
     for scheme, words in schemes.items():
-        for seed in seeds:
+        for seed in arguments.seeds or SEEDS:
             known = [f"privacy.secret_seed={seed}"] * any(word.startswith("privacy=") for word in words)
             output = f"output={arguments.into}/runs/{folder(scheme)}-{seed}"
             overrides = [*words, *known, f"seed={seed}", output, *arguments.overrides]
@@ -134,7 +138,7 @@ def table(curves: pd.DataFrame, settings: Mapping[str, Point]) -> pd.DataFrame:
                     "method": method,
                     "accuracy": mean_and_spread(found),
                     f"minus {BASELINE}": NOTHING if method == BASELINE else mean_and_error((found - baseline).dropna()),
-                    "C": NOTHING if norm == inf else f"{norm:g}",
+                    "norm": NOTHING if norm == inf else f"{norm:g}",
                     "lr": f"{rate:g}",
                 }
             )

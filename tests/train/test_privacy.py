@@ -2,11 +2,13 @@
 
 import shutil
 import stat
+import sys
 
 import pytest
 import torch
 
 from sharding import UserError
+from sharding.rounds.privacy.accountant import epsilon
 from tests.train.runs import QUICKSTART, assert_same, cut_off, read, tiny
 from train.callbacks import Callback
 from train.cli.commands import main
@@ -137,3 +139,11 @@ def test_what_privacy_excludes_is_refused_in_one_line(capsys, overrides, named):
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+
+
+def test_run_without_the_package_of_the_account_is_refused_before_its_first_round(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    epsilon.cache_clear()
+    assert main(["run", QUICKSTART, NOISE, f"output={tmp_path / 'run'}"]) == 2
+    assert "pip install dp-accounting" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -152,6 +152,7 @@ def test_cohorts_are_drawn_without_replacement_per_round():
 
 SAMPLER_OPTIONS = {
     "uniform": ["clients.sampler.replacement=true"],
+    "poisson": [],
     "weighted": ["data.partition=power_law"],
     "uniform_upload": ["clients.sampler.budget=1.5"],
     "ocs": ["clients.sampler.budget=1.5"],

@@ -203,9 +203,9 @@ class PrivacyConfig(Section):
     """Differential privacy of each client: see docs/guides/privacy.md."""
 
     clipping_norm: float = Field(gt=0)
-    """C, the largest norm of a client's change in a round; longer changes are scaled to it."""
+    """B, the largest norm of a client's change in a round; longer changes are scaled to it."""
     noise_multiplier: float = Field(ge=0)
-    """z: the sums of changes get noise of standard deviation z·C. With 0 there is no privacy, and ε is infinite."""
+    """z: the sums of changes get noise of standard deviation z·B. With 0 there is no privacy, and ε is infinite."""
     delta: float = Field(gt=0, lt=1)
     """δ at which ε is measured; below one over the number of clients."""
     max_epsilon: float | None = Field(None, gt=0)

@@ -28,7 +28,7 @@ from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
-from train.experiment.budget import rounds_of_budget, sampling_of, spent_epsilon
+from train.experiment.budget import sampling_of, spent_epsilon
 from train.experiment.experiment import Experiment
 from train.utils.stages import set_stage
 
@@ -271,10 +271,11 @@ def make_privacy(config: Config, keep_ratios: Mapping[Client, float]) -> Gaussia
     """
     if config.privacy is None:
         return None
-    if rounds_of_budget(config) == 0:
+    first, most = spent_epsilon(config, 1), config.privacy.max_epsilon  # fails now if a package is missing
+    if most is not None and first > most:
         raise UserError(
-            f"privacy.max_epsilon={config.privacy.max_epsilon:g} allows no round: the first one spends "
-            f"{spent_epsilon(config, 1):.3g}; raise privacy.noise_multiplier, or lower clients.per_round"
+            f"privacy.max_epsilon={most:g} allows no round: the first one spends {first:.3g}; raise "
+            "privacy.noise_multiplier, or lower clients.per_round"
         )
     given = config.privacy.secret_seed
     return Gaussian(

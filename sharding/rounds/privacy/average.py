@@ -1,8 +1,8 @@
 """The average of a round under differential privacy: clipped changes, noisy sums, a public denominator.
 
-What is released is S + N: S is the sum of the clients' changes, each clipped to C, in the coordinates of u', v' and the
-parameters that are sent whole, and N has independent normal entries of standard deviation z·C. All else follows from it
-and from what is public. Adding or removing one client moves S by at most C, whatever it sends: a change that is too
+What is released is S + N: S is the sum of the clients' changes, each clipped to B, in the coordinates of u', v' and the
+parameters that are sent whole, and N has independent normal entries of standard deviation z·B. All else follows from it
+and from what is public. Adding or removing one client moves S by at most B, whatever it sends: a change that is too
 long is scaled, one with NaN or Inf or of another form counts as zero, and so does a coordinate that a client does not
 hold. A term that some client could hold gets noise in every round, also if nobody drew it; else the noise would tell.
 docs/theory/privacy.md has the proof.
@@ -64,13 +64,13 @@ class PrivateAverage(Average):
             self._rejected[client] = Failure(Kind.NOT_FINITE, "its change is too long to be clipped")
             return
         scale = 1.0 if norm <= (bound := self._privacy.clipping_norm) else bound / norm
+        spectra = self._plan.spectra
+        columns = {layer: spectra[layer].columns(terms.indices) for layer, terms in update.terms.items()}
         for name, change in changes.items():
-            layer, _, part = name.rpartition(".")
-            if layer in update.terms and part in ("u", "v") and name not in update.whole:
-                columns = self._plan.spectra[layer].columns(update.terms[layer].indices)
-                self.sums[name].index_add_(1, columns, change, alpha=scale)
-            else:
+            if name in update.whole:
                 self.sums[name].add_(change, alpha=scale)
+            else:
+                self.sums[name].index_add_(1, columns[name.rpartition(".")[0]], change, alpha=scale)
 
     def _changes_of(self, update: Update) -> dict[str, Tensor]:
         """Return the change of all that is summed, float64, from what the server has."""
@@ -98,8 +98,8 @@ class PrivateAverage(Average):
         """Return a sum with noise, and forget the sum."""
         sums = self.sums.pop(name)
         deviation = self._privacy.noise_multiplier * self._privacy.clipping_norm
-        noise = generator(self._privacy.seed, "noise", self._plan.id, digest, name).normal(0.0, 1.0, tuple(sums.shape))
-        return sums + deviation * torch.from_numpy(noise).to(sums.device)
+        rng = generator(self._privacy.seed, "noise", self._plan.id, digest, name, str(deviation))
+        return sums + deviation * torch.from_numpy(rng.standard_normal(tuple(sums.shape))).to(sums.device)
 
     def _digest(self) -> str:
         digest = blake2b(digest_size=32)

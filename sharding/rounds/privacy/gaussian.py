@@ -30,8 +30,8 @@ class Gaussian:
     Public are these numbers, the keep ratios, and the draws of terms. Secret are the seed, and who takes part.
 
     Attributes:
-        clipping_norm: C, the largest L2 norm of a client's change of all that it trains; longer ones are scaled to it.
-        noise_multiplier: z; each coordinate of a sum gets noise of standard deviation z·C. With 0 there is no privacy.
+        clipping_norm: B, the largest L2 norm of a client's change of all that it trains; longer ones are scaled to it.
+        noise_multiplier: z; each coordinate of a sum gets noise of standard deviation z·B. With 0 there is no privacy.
         keep_ratios: r of every client that may take part, not only of a round's.
         per_round: the expected number of clients of a round, which divides the sums.
         sampling: how a round's clients are drawn, which this trusts you to do: ``poisson``, each by its own coin of
