@@ -29,7 +29,7 @@ from scale import KEEP_RATIO, forget_peak, gpt2, trained
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
 from sharding import Frozen, MaxShare, Plan, Server, ShardPlanner
-from sharding.flower.messages import ARRAYS, METRICS, NODE, pack
+from sharding.flower.messages import METRICS, NODE, pack
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Roster, Timeouts
@@ -98,7 +98,7 @@ class LeanGrid(Grid):
             content = RecordDict({NODE: ConfigRecord(report)})
         else:
             update = pack(trained(self.plan.shard(node - 1)))
-            content = RecordDict({ARRAYS: update, METRICS: MetricRecord({"train_loss": 0.0})})
+            content = RecordDict({**update, METRICS: MetricRecord({"train_loss": 0.0})})
         TaskIdentity.node_id = node
         reply = Message(content, reply_to=message)
         TaskIdentity.node_id = server

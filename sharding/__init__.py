@@ -25,6 +25,7 @@ from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import clip_and_decay
 from sharding.rounds.plan import Plan
 from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Shard, Update
 from sharding.terms.designs import DESIGNS, draw_terms
@@ -69,6 +70,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "Frozen",
     "NormBound",
     "MaxShare",
+    "Gaussian",
     "FedYogi",
     "iterate_average",
     # The client's side of a round

@@ -19,7 +19,7 @@ os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend m
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
 from sharding import UserError
-from studies import beyond, finetune, multi_task, options, uploads, wireless
+from studies import beyond, finetune, growing, multi_task, narrow, options, privacy, trials, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
@@ -29,13 +29,23 @@ from train.utils.errors import RunError
 STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(uploads.run, study) for name, study in UPLOADS.items()},
     "multi_task": multi_task.run,
+    "privacy": privacy.run,
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
-    **{name: partial(options.run, experiment) for name, experiment in options.EXPERIMENTS.items()},
-    **{name: partial(finetune.run, experiment) for name, experiment in finetune.EXPERIMENTS.items()},
+    **{
+        name: partial(options.run, experiment)
+        for name, experiment in (options.EXPERIMENTS | narrow.EXPERIMENTS).items()
+    },
+    **{name: partial(trials.run, experiment) for name, experiment in trials.EXPERIMENTS.items()},
+    **{
+        name: partial(finetune.run, experiment)
+        for name, experiment in (finetune.EXPERIMENTS | growing.EXPERIMENTS).items()
+    },
 }
 
-OF_METHODS = (*beyond.EXPERIMENTS, *options.EXPERIMENTS, *finetune.EXPERIMENTS)
+OF_METHODS = tuple(
+    name for module in (beyond, options, narrow, trials, finetune, growing) for name in module.EXPERIMENTS
+)
 
 
 def main(words: Sequence[str]) -> int:

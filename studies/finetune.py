@@ -212,11 +212,16 @@ def pretrained(arguments: Arguments) -> dict[str, Overrides]:
     """Train a ResNet and a narrow one on CIFAR-100, unless that was done, and return where their weights are."""
     narrow = {"model.width": 10, "model.groups": 5}
     words = {"pretrained": (), "pretrained, narrow": [f"{key}={value}" for key, value in narrow.items()]}
+    wide, small = pretrain(arguments, words)
+    return {"": wide, "small sibling": {**narrow, **small}}
+
+
+def pretrain(arguments: Arguments, words: Mapping[str, Sequence[str]]) -> list[Overrides]:
+    """Train ResNets with these overrides on CIFAR-100, unless that was done, and return where their weights are."""
     configs = configs_of(CONFIGS / "finetune_pretrain.yaml", words, (0,), arguments.into)
     if arguments.only != ():
         runner.run_all(configs, arguments.jobs)
-    wide, small = ({"model.weights": config.directory / MODEL_FILE} for config in configs.values())
-    return {"": wide, "small sibling": {**narrow, **small}}
+    return [{"model.weights": config.directory / MODEL_FILE} for config in configs.values()]
 
 
 RANKS = {4: 0.0104, 8: 0.0208, 16: 0.0416}  # n of 384, and r

@@ -20,6 +20,7 @@ from train.config.schema import Config, load_config
 from train.experiment.evaluation import evaluate
 from train.experiment.experiment import Experiment
 from train.report.frame import round_frame
+from train.rundir.directory import check_directory
 from train.rundir.file_names import METRICS_FILE
 from train.utils.errors import RunError
 from train.utils.jsonl import read_lines
@@ -71,7 +72,10 @@ def run_all(configs: Mapping[str, Config], jobs: int | None = None, diverging: b
 
     Raises:
         RunError: a run failed; the others are done.
+        UserError: the folder of a run, finished or not, holds one of another configuration.
     """
+    for config in configs.values():
+        check_directory(config, resume=True)
     failures = sweep_missing(configs, jobs or default_jobs(), Console())
     if lost := {path: each.reason for path, each in failures.items() if not (diverging and each.is_diverged)}:
         raise RunError("; ".join(f"{path}: {reason}" for path, reason in lost.items()))

@@ -10,8 +10,9 @@ Grid, seeds and rounds are those of Chen, Horváth & Richtárik (TMLR 2022).
   testing too, so that the study takes hours. The step sizes of 32 are used for 128 too, as published.
 - `cifar100_uploads`: their Appendix G. 500 clients of 100 images take the same number of steps, so updates differ only
   by the clients' data. Network, rounds and targets are ours, the first two for two cores.
-- `joint_sampling`: ours. Clients train shards of 21 to 53 % of the bytes. Of 32 invited, `ocs_partial` hears clients
-  whose uploads weigh as much as three average shards. OCS, which ignores prices, and independent coins hear three.
+- `joint_sampling`: ours. Clients train shards of 21 to 53 % of the bytes. Of 32 invited, `ocs_partial` selects
+  clients whose uploads weigh as much as three average shards. OCS, which ignores prices, and independent coins select
+  three.
 """
 
 from fractions import Fraction

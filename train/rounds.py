@@ -38,7 +38,7 @@ def run_rounds(
     config, server, sampler = experiment.config, experiment.server, experiment.sampler
     history, metrics = history or History(config), None
     for t in range(start, config.rounds):
-        clock, evaluates = Clock(), config.evaluates(t)
+        clock, evaluates = Clock(), history.evaluates(t)
         cohort = sampler.cohort(t)
 
         with clock("plan"):
@@ -75,7 +75,8 @@ def collect(
     experiment: Experiment, plan: Plan, selection: Participation, replies: Replies
 ) -> tuple[Average, dict[Client, Tensor]]:
     """Average the updates as they arrive; return the average, and the loss of each client that has one."""
-    average, losses = experiment.server.average(plan, selection.weights, selection.total), dict[Client, Tensor]()
+    weights = () if experiment.server.privacy else (selection.weights, selection.total)  # with it all count alike
+    average, losses = experiment.server.average(plan, *weights), dict[Client, Tensor]()
     for client, reply in replies:
         average.add(client, reply.failure or reply.update)
         if reply.loss is not None:

@@ -27,6 +27,7 @@ from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
 from train.rundir.records import Clients, check_clients, describe_clients
+from train.rundir.secret import recall_secret, write_secret
 from train.utils.files import write_atomically
 from train.utils.jsonl import keep_lines, read_lines
 from train.utils.signals import StopRequest, stop_on_request
@@ -70,6 +71,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         clients = describe_clients(models)
         if resume:
             check_clients(config.directory, clients)
+            recall_secret(config, models[0])
         states = states_of(models)
         earlier = _restore(config, experiment.model, states) if resume else []
         for one in models:
@@ -155,8 +157,9 @@ def _restore(config: Config, model: nn.Module, states: Mapping[str, Stateful]) -
 def _describe(
     config: Config, models: Sequence[Experiment], clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
-    """Write the configuration, the clients' data, and the provenance."""
+    """Write the configuration, the clients' data, the provenance, and with privacy the secret seed."""
     write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
     write_atomically(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
+    write_secret(config, models[0])
     updated = provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, models, start)
     write_atomically(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())

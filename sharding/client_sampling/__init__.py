@@ -12,6 +12,7 @@ from sharding.client_sampling.optimal import (
 from sharding.client_sampling.sampler import Participation, Population, Sampler
 from sharding.client_sampling.timed import StatisticalSampler, WirelessSampler
 from sharding.client_sampling.uniform import (
+    PoissonSampler,
     UniformSampler,
     UniformScaledSampler,
     UniformUploadSampler,
@@ -27,6 +28,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
     sampler.name: sampler
     for sampler in (
         UniformSampler,
+        PoissonSampler,
         WeightedSampler,
         UniformScaledSampler,
         UniformUploadSampler,
@@ -42,6 +44,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 __all__ = [
     "SAMPLERS",
     "Participation",
+    "PoissonSampler",
     "Population",
     "Profiles",
     "Sampler",

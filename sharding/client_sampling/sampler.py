@@ -211,4 +211,4 @@ def uniform_cohort(num_clients: int, per_round: int, seed: int, round: int) -> l
 
 def upload_coins(seed: int, round: int, num_clients: int) -> Vector:
     """Return each client's uniform number in [0, 1), (N,). It uploads if the number is below its p."""
-    return generator(seed, "hear", round).random(num_clients)
+    return generator(seed, "hear", round).random(num_clients)  # another word would change the results of studies

@@ -92,6 +92,21 @@ class WeightedSampler(UniformSampler):
         return fit(self._inclusion)  # takes seconds for 100,000 clients
 
 
+class PoissonSampler(Sampler):
+    """Invites each client by a coin of its own, with the chance per_round/N, and averages all of their updates.
+
+    So `per_round` is the expected number of clients, and a round can have none. The accounts of differential privacy
+    are tightest for this draw (`sharding.Gaussian`).
+    """
+
+    name = "poisson"
+
+    def invite(self, round: int) -> list[int]:
+        """Return the round's cohort, ascending."""
+        coins = generator(self.seed, "invite", round).random(self.num_clients)
+        return np.flatnonzero(coins < self.per_round / self.num_clients).tolist()
+
+
 class UniformScaledSampler(Sampler):
     """Invites as `uniform` does, but client c trains with N D_c/ΣD times the step size; all updates count alike.
 

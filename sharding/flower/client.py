@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 from sharding.errors import UserError
@@ -19,10 +19,11 @@ from sharding.flower.messages import (
     LACKS,
     METRICS,
     NODE,
-    bytes_of,
     metric_record,
     pack,
     part_of,
+    settings,
+    unpack,
 )
 from sharding.rounds.client import client_model
 from sharding.rounds.frozen import Frozen
@@ -82,9 +83,8 @@ def train_message(
     if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
         model.train()
     message.content[CONFIG]["clip"] = inf if shard.clip is None else shard.clip  # Flower has no None
-    metrics = train(model, message.content[CONFIG])
-    reply = {ARRAYS: pack(shard.read_from(model)), METRICS: metric_record(metrics)}
-    return Message(RecordDict(reply), reply_to=message)
+    metrics = metric_record(train(model, message.content[CONFIG]))
+    return Message(RecordDict({**pack(shard.read_from(model)), METRICS: metrics}), reply_to=message)
 
 
 def evaluate_message(
@@ -117,23 +117,19 @@ def evaluate_message(
 def _received(
     message: Message, context: Context, structure: nn.Module, device: torch.device | str
 ) -> tuple[Shard, nn.Module]:
-    """Return the shard of a message and its model; keep the frozen part, if the message has one."""
-    shard = Shard.from_bytes(bytes_of(part_of(message.content, ARRAYS, ArrayRecord))).to(device)
+    """Return the shard of a message and its model; keep the frozen part, if the message has it."""
+    shard, config = unpack(Shard, message.content).to(device), part_of(message.content, CONFIG, ConfigRecord)
+    if FROZEN in config:
+        context.state[FROZEN] = ConfigRecord({FROZEN: config[FROZEN]})
     del message.content[ARRAYS]
-    keep(message, context, FROZEN)
+    message.content[CONFIG] = settings(config)
     frozen = None
     if shard.frozen_digest:
         try:
-            frozen = Frozen.from_bytes(bytes_of(part_of(context.state, FROZEN, ArrayRecord)))
+            frozen = Frozen.from_bytes(part_of(context.state, FROZEN, ConfigRecord).get(FROZEN))
         except UserError as error:
             raise UserError(f"{LACKS} the frozen part of the model ({error})") from error
         if frozen.digest != shard.frozen_digest:
             raise UserError(f"{LACKS} the frozen part of the model: it has another one")
         frozen = frozen.to(device)
     return shard, client_model(structure, shard, copy=False, frozen=frozen)
-
-
-def keep(message: Message, context: Context, name: str) -> None:
-    """Move a record that the server sends once, if the message has it, to the node's state."""
-    if name in message.content:
-        context.state[name] = message.content.pop(name)

@@ -13,7 +13,19 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from sharding.errors import UserError
-from sharding.flower.messages import ARRAYS, CONFIG, FROZEN, LACKS, LATE, UNREADABLE, UNSENT, content_of, pack, pull
+from sharding.flower.messages import (
+    ARRAYS,
+    CONFIG,
+    FROZEN,
+    LACKS,
+    LATE,
+    UNREADABLE,
+    UNSENT,
+    content_of,
+    pack,
+    pull,
+    settings,
+)
 from sharding.flower.nodes import Node, Nodes
 from sharding.rounds.failures import Failure
 from sharding.rounds.frozen import Frozen
@@ -78,11 +90,11 @@ class Exchange:
         """
 
         def records(node: Node) -> dict[str, Any]:
-            content: dict[str, Any] = {CONFIG: ConfigRecord(dict(values(node)))}
-            if plan is not None:
-                content[ARRAYS] = pack(plan.shard(node.client))
+            if plan is None:
+                return {CONFIG: ConfigRecord(dict(values(node)))}
+            content: dict[str, Any] = pack(plan.shard(node.client), values(node))
             if frozen and self._sent.get(node.id) != frozen.digest:
-                content[FROZEN], self._sent[node.id] = pack(frozen), frozen.digest
+                content[CONFIG][FROZEN], self._sent[node.id] = frozen.to_bytes(), frozen.digest
             return content
 
         self._nodes, self._records = {node.id: node for node in nodes}, records
@@ -118,7 +130,8 @@ class Exchange:
         """
         sent = []
         for message in messages:
-            rest = {name: record for name, record in message.content.items() if name not in (ARRAYS, FROZEN)}
+            rest = {name: record for name, record in message.content.items() if name != ARRAYS}
+            rest[CONFIG] = settings(message.content[CONFIG])
             sent.append((self._push(message), _with_content(message, rest)))
             del message  # with its shard
         return self._replies(sent, inf if timeout is None else timeout)
@@ -134,8 +147,9 @@ class Exchange:
             if isinstance(reply, Error) and LACKS in reply.reason:
                 log.info("node %d is sent again what it keeps", node)
                 self._sent.pop(node, None)
-                content = {**self._question, **self._records(self._nodes[node]), **message.content}
-                number = self._push(_with_content(message, content))  # noqa: PLW2901
+                content = {**self._question, **self._records(self._nodes[node])}
+                content[CONFIG].update(message.content[CONFIG])
+                number = self._push(_with_content(message, {**message.content, **content}))  # noqa: PLW2901
                 reply = self._wait(number, node, end, seconds)
             # Errors of the SuperLink do not name the node.
             yield Message(reply, reply_to=message) if isinstance(reply, Error) else reply

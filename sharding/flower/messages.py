@@ -1,30 +1,47 @@
-"""The content of messages between server and nodes: a shard or a frozen part is one array of bytes, without pickle.
+"""The content of messages between server and nodes, without pickle.
+
+What a client trains of a shard is one NumPy vector for each type of numbers, of the same length both ways, in the one
+`ArrayRecord`. So Flower's client mods that clip an update or add noise find it, and a message is a few objects, however
+many layers there are. All else is bytes in the one `ConfigRecord`: indices, multipliers, the tail, and the frozen part
+for a node that lacks it. Where some numbers are not in NumPy's types, as with a compression or in bfloat16, all of the
+shard is one array of bytes, which such mods refuse.
 
 Readers trust nothing: what is missing or invalid raises a `UserError`.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from math import prod
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from sharding.errors import UserError, safe_repr
+from sharding.rounds.codec import is_trained
 from sharding.rounds.failures import FailureError, Kind, hint_at, one_line
-from sharding.rounds.frozen import Frozen
 from sharding.rounds.shard import Shard, Update
+from sharding.transport import serialize
+from sharding.transport.compression import EXACT
 from sharding.validation import is_number
 
-# The records of a message, by the keys of Flower's FedAvg, and two more.
-ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
-FROZEN = "frozen"  # in a message from the server, and in a node's state
-NODE = "node"  # what a node reports about itself
+Part = TypeVar("Part", Shard, Update)
 
-SHARD = "shard"  # the name of the array
-STYPE = "spectral-sharding.shard"  # how to read an array's bytes; Flower does not look at them
+# The records of a message, by the keys of Flower's FedAvg, and one more.
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+NODE = "node"  # what a node reports about itself
+# In the record `config`, besides the user's values: all of a shard that is not trained, the names and shapes of what is
+# trained, and the frozen part, which is also a record of a node's state.
+PREFIX = "sharding."
+REST, SHAPES, FROZEN = PREFIX + "rest", PREFIX + "shapes", PREFIX + "frozen"
+
+NUMPY_FLOATS = {torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}  # names of the vectors
+PACKED = "packed"  # the name of an array with a whole shard
+STYPE = "spectral-sharding.shard"  # how to read that array's bytes; Flower does not look at them
 NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
 LACKS = "this node lacks"  # in the error of a node that has to be sent again what it keeps
 # Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.
@@ -32,21 +49,68 @@ LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
-def pack(message: Shard | Update | Frozen) -> ArrayRecord:
-    """Return a shard, an update or a frozen part as one array."""
-    data = message.to_bytes()
-    return ArrayRecord({SHARD: Array("uint8", (len(data),), STYPE, data)})
+def pack(message: Shard | Update, values: Mapping[str, Any] | None = None) -> dict[str, ArrayRecord | ConfigRecord]:
+    """Return the records of a shard or of an update.
+
+    Args:
+        message: the shard or the update.
+        values: of the user, for the record `config`.
+    """
+    config = dict(values or {})
+    tensors, metadata = message.to_tensors()
+    trained = {name: tensors[name] for name in sorted(tensors) if is_trained(name)}
+    if message.compression != EXACT or any(tensor.dtype not in NUMPY_FLOATS for tensor in trained.values()):
+        data = serialize.to_bytes(tensors, metadata)
+        return {ARRAYS: ArrayRecord({PACKED: Array("uint8", (len(data),), STYPE, data)}), CONFIG: ConfigRecord(config)}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in trained}
+    arrays, shapes = ArrayRecord(), {}
+    for dtype, kind in NUMPY_FLOATS.items():
+        if parts := {name: tensor for name, tensor in trained.items() if tensor.dtype == dtype}:
+            arrays[kind] = Array(torch.cat([part.detach().cpu().flatten() for part in parts.values()]).numpy())
+            shapes[kind] = {name: list(part.shape) for name, part in parts.items()}
+    config |= {REST: serialize.to_bytes(rest, metadata), SHAPES: json.dumps(shapes, separators=(",", ":"))}
+    return {ARRAYS: arrays, CONFIG: ConfigRecord(config)}
 
 
-def bytes_of(record: ArrayRecord) -> bytes:
-    """Return the bytes of an array that `pack` made.
+def unpack(kind: type[Part], content: RecordDict) -> Part:
+    """Read a shard or an update that `pack` has made.
 
     Raises:
-        UserError: the record has other arrays.
+        UserError: the message has none.
     """
-    if list(record) != [SHARD]:
-        raise UserError(f"arrays named {_names(record)!r}, where a shard is needed")
-    return bytes(record[SHARD].data)
+    arrays, config = part_of(content, ARRAYS, ArrayRecord), content.get(CONFIG, {})
+    if list(arrays) == [PACKED]:
+        return kind.from_bytes(bytes(arrays[PACKED].data))
+    if not isinstance(config, ConfigRecord) or REST not in config:
+        raise UserError(f"arrays named {_names(arrays)!r}, where a shard is needed")
+    rest, metadata = serialize.from_bytes(config[REST])
+    return kind.from_tensors({**rest, **_split(arrays, config.get(SHAPES))}, metadata)
+
+
+def _split(arrays: ArrayRecord, layout: Any) -> dict[str, Tensor]:
+    """Cut vectors into tensors of these names and shapes, with memory of their own: some kernels round by alignment.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        shapes = json.loads(layout)
+        if shapes.keys() != arrays.keys():
+            raise ValueError(f"vectors named {_names(arrays)}")
+        for kind, named in shapes.items():
+            parts = torch.from_numpy(arrays[kind].numpy()).split([prod(shape) for shape in named.values()])
+            pairs = zip(named.items(), parts, strict=True)
+            tensors |= {name: part.view(shape).clone() for (name, shape), part in pairs}
+    except Exception as error:  # NumPy, torch and JSON raise many kinds
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise UserError(f"its arrays do not fit their names and shapes ({reason})") from error
+    return tensors
+
+
+def settings(config: ConfigRecord) -> ConfigRecord:
+    """Return the user's values of a message's record `config`."""
+    return ConfigRecord({name: value for name, value in config.items() if not name.startswith(PREFIX)})
 
 
 def part_of(content: RecordDict, name: str, kind: type) -> Any:
@@ -71,7 +135,10 @@ def content_of(reply: Message) -> RecordDict:
     code, reason = reply.error.code, one_line(reply.error.reason)
     reason += hint_at(reason)
     if f"'{STYPE}'" in reason:  # Flower's own error, of a mod that reads arrays
-        reason += " (a mod of its app reads arrays, such as one of differential privacy, and cannot read a shard)"
+        reason += (
+            " (a mod of its app reads arrays, such as one of differential privacy; it needs weights in float32 and "
+            "compression='float32')"
+        )
     if code in KINDS:
         raise FailureError(KINDS[code], reason)
     kind = Kind.ABSENT if code == NODE_UNAVAILABLE else Kind.FAILED

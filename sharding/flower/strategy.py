@@ -8,24 +8,22 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from torch import Tensor, nn
+from torch import Tensor
 
 from sharding.errors import UserError, join_first
 from sharding.flower.exchange import Exchange
-from sharding.flower.messages import ARRAYS, METRICS, bytes_of, part_of, weight_of
+from sharding.flower.messages import METRICS, NUMPY_FLOATS, part_of, unpack, weight_of
 from sharding.flower.nodes import KeepRatio, Node, Nodes
 from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client, Plan
-from sharding.rounds.planner import ShardPlanner
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Update
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
 MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
-NUMPY_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class SpectralSharding(Strategy):
@@ -102,9 +100,9 @@ class SpectralSharding(Strategy):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        planner, model = self.server.planner, self.server.model
-        log.info("\t├── Model: %d parameters", sum(parameter.numel() for parameter in model.parameters()))
-        log.info("\t├── Terms: %d layers, seed %d", len(planner.sharded_layers(model)), planner.seed)
+        size = sum(parameter.numel() for parameter in self.server.model.parameters())
+        log.info("\t├── Model: %d parameters", size)
+        log.info("\t├── Terms: %d layers, seed %d", len(self.server.layers), self.server.planner.seed)
         log.info("\t├── Fraction: train (%.2f) | evaluate (%.2f)", self.fraction_train, self.fraction_evaluate)
         log.info("\t└── Minimum nodes: train (%d) | evaluate (%d)", self.min_train_nodes, self.min_evaluate_nodes)
 
@@ -191,8 +189,7 @@ class SpectralSharding(Strategy):
             self._plan = None
             return []
         nodes = self._sample("train", self.fraction_train, self.min_train_nodes, server_round)
-        planner, model = self.server.planner, self.server.model
-        return self._messages(MessageType.TRAIN, nodes, planner, model, server_round, server_round - 1, config)
+        return self._messages(MessageType.TRAIN, nodes, self.server.plan, server_round - 1, server_round, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -231,17 +228,8 @@ class SpectralSharding(Strategy):
         if server_round <= self._before:
             return []
         nodes = self._sample("evaluate", self.fraction_evaluate, self.min_evaluate_nodes, server_round)
-        planner = self.server.planner
-        if planner.strategy.allocate is not None:  # else nodes evaluate the whole model
-            planner = ShardPlanner(
-                "top_n",
-                skip=planner.skip,
-                also=planner.also,
-                compression=planner.compression,
-                tail_format=planner.tail_format,
-            )
-        model = self.server.result
-        return self._messages(MessageType.EVALUATE, nodes, planner, model, server_round, server_round, config)
+        plan = self.server.plan_evaluation
+        return self._messages(MessageType.EVALUATE, nodes, plan, server_round, server_round, config)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Return the nodes' metrics, or None where no node answered."""
@@ -275,18 +263,17 @@ class SpectralSharding(Strategy):
         self,
         kind: str,
         nodes: Sequence[Node],
-        planner: ShardPlanner,
-        model: nn.Module,
-        server_round: int,
+        plan: Callable[[Mapping[Client, float], int], Plan],
         number: int,
+        server_round: int,
         config: ConfigRecord,
     ) -> Iterable[Message]:
-        """Plan the shards of a model for these nodes, and return their messages."""
+        """Plan the shards of these nodes, by a method of the server with this number, and return their messages."""
         if not nodes:
             self._plan = None
             return []
-        self._plan = planner.plan(model, {node.client: node.keep_ratio for node in nodes}, number)
-        values, frozen = {**config, "server-round": server_round}, planner.frozen(model)
+        self._plan = plan({node.client: node.keep_ratio for node in nodes}, number)
+        values, frozen = {**config, "server-round": server_round}, self.server.frozen
         return self._exchange.messages(kind, nodes, server_round, lambda _: values, self._plan, frozen)
 
     def _read_metrics(self, content: RecordDict) -> MetricRecord:
@@ -298,7 +285,7 @@ class SpectralSharding(Strategy):
     def _read_update(self, content: RecordDict) -> tuple[Update, MetricRecord]:
         """Return a reply's update and metrics."""
         metrics = self._read_metrics(content)
-        return Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord))), metrics
+        return unpack(Update, content), metrics
 
     def _report(self, server_round: int, failures: Mapping[Client, Failure]) -> None:
         for client, failure in failures.items():

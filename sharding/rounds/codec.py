@@ -99,6 +99,12 @@ def decode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Messag
     )
 
 
+def is_trained(entry: str) -> bool:
+    """Whether a key is that of a tensor that clients train: u, v, or one that is sent whole and is not fixed."""
+    kind, _, name = entry.partition("/")
+    return entry.startswith(WHOLE) or (kind == "terms" and name.endswith(("/u", "/v")))
+
+
 def _entries(message: Message) -> Iterator[tuple[str, Role, Tensor]]:
     """Yield the key, the role and the values of each tensor."""
     for layer, parts in message.terms.items():

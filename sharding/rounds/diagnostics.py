@@ -59,7 +59,7 @@ def plan_discrepancy(plan: Plan) -> tuple[float, float]:
     for (ratio, name), draw in plan.draws.items():
         by_layer.setdefault(name, {})[ratio] = draw
     for name, draws in by_layer.items():
-        most = max((draw.indices[0] for draw in draws.values()), key=len)  # with tails, those of the strongest clients
+        most = plan.spectra[name].indices.cpu().numpy()  # with tails, those of the strongest clients
         in_tail = {ratio: most if name in plan.tails.get(ratio, ()) else most[:0] for ratio in draws}
         coefficients = np.concatenate([_coefficients(draw, in_tail[ratio]) for ratio, draw in draws.items()])
         squares = next(iter(draws.values())).context.magnitudes ** 2

@@ -47,12 +47,14 @@ class Plan(Collection[Client]):
 
     Attributes:
         id: ``<round>-<digest>``; an update names the plan that it belongs to.
-        spectra: of the sharded layers, by name, with the terms that some client of the round holds.
+        spectra: of the sharded layers, by name, with the terms that some client of the round holds; with privacy, those
+            that some client could hold.
         draws: by (keep ratio, layer).
         groups: the clients of each keep ratio, in the order of the rows of the draws.
         shapes: of the sharded layers' weights, by layer.
         tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
         whole: what is sent whole, as the server has it, before any rounding for the wire.
+        fixed: the names of layers and of what is sent whole that nobody trains.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Plan(Collection[Client]):
         shapes: Mapping[str, torch.Size],
         tails: Mapping[float, Mapping[str, Tensor]],
     ) -> None:
-        self.id, self.whole = common.plan_id, common.whole
+        self.id, self.whole, self.fixed = common.plan_id, common.whole, common.fixed
         self.spectra, self.draws, self.shapes, self.tails = spectra, draws, shapes, tails
         self.groups = grouped(keep_ratios)
         rounded = {name: round_outputs(part, common.compression) for name, part in self.whole.items()}

@@ -6,7 +6,7 @@ design is fitted to π once, and every client of the group draws from it with it
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -96,6 +96,7 @@ class ShardPlanner:
         keep_ratios: Mapping[Client, float],
         round: int = 0,
         layers: Mapping[str, nn.Module] | None = None,
+        expected: Mapping[float, float] | None = None,
     ) -> Plan:
         """Draw the terms of each client.
 
@@ -113,6 +114,8 @@ class ShardPlanner:
             keep_ratios: r of each client, in (0, 1].
             round: t.
             layers: the model's, as `checked_layers` returned them; by default they are chosen and checked now.
+            expected: the expected number of clients of each keep ratio, where the plan must not tell who takes part: π
+                is then that of this number, and the plan keeps each term that could be drawn.
 
         Returns:
             A `Plan`, whose clients are in the order of `keep_ratios`.
@@ -124,8 +127,13 @@ class ShardPlanner:
         """
         model = unwrap(model)
         layers = self.checked_layers(model) if layers is None else layers
-        ratios = {client: self.strategy.keep_ratio or r for client, r in _checked_ratios(keep_ratios).items()}
+        ratios = {client: self.strategy.keep_ratio or r for client, r in checked_ratios(keep_ratios).items()}
         groups = grouped(ratios)
+        sizes: dict[float, float] = {ratio: len(clients) for ratio, clients in groups.items()}
+        if expected is not None:
+            sizes = {}
+            for ratio, count in expected.items():
+                sizes[self.strategy.keep_ratio or ratio] = sizes.get(self.strategy.keep_ratio or ratio, 0.0) + count
 
         def draw_and_keep(name: str, decomposition: Decomposition | ProductDecomposition) -> tuple[Spectrum, Draws]:
             magnitudes, form = decomposition.magnitudes.cpu().numpy().copy(), form_of(layers[name])
@@ -133,10 +141,13 @@ class ShardPlanner:
             if not magnitudes.any():
                 log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
             draws = {}
-            for ratio, clients in groups.items():
+            for ratio, size in sizes.items():
                 n = min(num_terms(form.rank, ratio), form.num_terms)
-                draws[ratio, name] = self._draw(name, LayerContext(magnitudes, n, len(clients), ratio), clients, round)
+                context = LayerContext(magnitudes, n, max(1, int(size + 0.5)), ratio)
+                draws[ratio, name] = self._draw(name, context, groups.get(ratio, []), round)
             drawn = [np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws.values())]
+            if expected is not None:
+                drawn += [np.flatnonzero(draw.allocation.inclusion) for draw in draws.values()]
             return decomposition.keep(torch.from_numpy(np.unique(np.concatenate(drawn)))), draws
 
         kept = decompose_layers(layers, draw_and_keep)
@@ -145,7 +156,7 @@ class ShardPlanner:
         common = self._common(model, layers)
         common = replace(common, plan_id=f"{round}-{self._digest(round, spectra, common.whole)}")
         shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
-        return Plan(common, ratios, spectra, draws, shapes, self._tails(layers, spectra, groups, draws))
+        return Plan(common, ratios, spectra, draws, shapes, self._tails(layers, spectra, sizes, draws))
 
     def nbytes(self, model: nn.Module, keep_ratio: float, strongest: float | None = None) -> int:
         """Return the bytes of a shard of this keep ratio in round 0, from the model's shapes alone.
@@ -166,7 +177,7 @@ class ShardPlanner:
         Raises:
             UserError: as `plan`, except that no parameter's value is read.
         """
-        keep_ratio = _checked_ratios({0: keep_ratio})[0]
+        keep_ratio = checked_ratios({0: keep_ratio})[0]
         check_supported(model, TO_SEND)
         model = meta_copy(model, residual_layers(model).values())
         layers = self.sharded_layers(model)
@@ -226,11 +237,12 @@ class ShardPlanner:
     def _draw(self, layer: str, context: LayerContext, clients: list[Client], round: int) -> Draw:
         """Draw the terms of clients of one keep ratio, each with its own generator."""
         allocation, design = self._allocate(layer, context)
-        indices = np.stack([design.draw(generator(self.seed, "draw", round, client, layer)) for client in clients])
+        rows = [design.draw(generator(self.seed, "draw", round, client, layer)) for client in clients]
+        indices = np.stack(rows) if rows else np.empty((0, context.num_terms), np.int64)
         multipliers = allocation.multipliers[indices]
         if self.strategy.rescales:
             scales = [norm_ratio(context.magnitudes, row) for row in indices]
-            multipliers = np.broadcast_to(np.array(scales)[:, None], indices.shape).copy()
+            multipliers = np.broadcast_to(np.array(scales).reshape(-1, 1), indices.shape).copy()
         return Draw(context, allocation, indices, multipliers)
 
     def _common(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> Shard:
@@ -250,20 +262,20 @@ class ShardPlanner:
         self,
         layers: Mapping[str, nn.Module],
         spectra: Mapping[str, Spectrum],
-        groups: Mapping[float, list[Client]],
+        ratios: Collection[float],
         draws: Mapping[tuple[float, str], Draw],
     ) -> dict[float, dict[str, Tensor]]:
         """Store, for each keep ratio and layer, the terms of the round that clients of the ratio do not train.
 
         A stronger client's tail is a view of the end of a weaker one's.
         """
-        tails: dict[float, dict[str, Tensor]] = {ratio: {} for ratio in groups}
-        if self.tail_format is None or not groups:
+        tails: dict[float, dict[str, Tensor]] = {ratio: {} for ratio in ratios}
+        if self.tail_format is None or not ratios:
             return tails
         for name, spectrum in spectra.items():
             if not _adds_tail(layers[name]):
                 continue
-            trained = {ratio: draws[ratio, name].context.num_terms for ratio in groups}
+            trained = {ratio: draws[ratio, name].context.num_terms for ratio in ratios}
             fewest, total = min(trained.values()), len(spectrum.indices)
             if fewest == total:
                 continue
@@ -298,7 +310,7 @@ class ShardPlanner:
             raise UserError(f"layer {name}: {error}") from error
 
 
-def _checked_ratios(keep_ratios: Mapping[Client, float]) -> dict[Client, float]:
+def checked_ratios(keep_ratios: Mapping[Client, float]) -> dict[Client, float]:
     """Return the keep ratios as floats, each as it is written: 0.2 in float32 is 0.2.
 
     Raises:

@@ -26,8 +26,15 @@ from torch.optim.swa_utils import AveragedModel
 
 from sharding.errors import UserError, join_first
 from sharding.matrices.values import as_real, computable, find_nonfinite
-from sharding.modules.state import is_variance
-from sharding.modules.wrappers import distribute_like, is_distributed, named_modules, named_parameters, named_state
+from sharding.modules.state import is_statistic, is_variance
+from sharding.modules.wrappers import (
+    distribute_like,
+    is_distributed,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    named_state,
+)
 from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.aggregation.guards import Guard, GuardedAverage
 from sharding.rounds.failures import Failure, one_line
@@ -35,6 +42,8 @@ from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import check_optimizer
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.privacy.average import PrivateAverage
+from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
 
@@ -67,10 +76,15 @@ class Server:
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
         guards: against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
+        privacy: of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
+
+    Attributes:
+        layers: the sharded layers of the model, by name.
 
     Raises:
         UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
-            the average is of another model; or as `ShardPlanner.checked_layers`.
+            the average is of another model; privacy with guards, or with running statistics; or as
+            `ShardPlanner.checked_layers`.
     """
 
     def __init__(
@@ -80,8 +94,12 @@ class Server:
         optimizer: Optimizer | None = None,
         averaged: AveragedModel | None = None,
         guards: Sequence[Guard] = (),
+        privacy: Gaussian | None = None,
     ) -> None:
         self.model, self.planner, self.averaged, self.guards = model, planner, averaged, guards
+        self.privacy = privacy
+        if privacy is not None:
+            _check_private(model, guards)
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
             optimizer = SGD(parameters.values(), lr=1.0)
@@ -94,12 +112,12 @@ class Server:
         self._check_optimized({name: part for name, part in parameters.items() if part.requires_grad})
         if averaged is not None and _shapes(averaged) != _shapes(model):
             raise UserError("the average is of another model; make it with iterate_average(model)")
-        self._layers = planner.checked_layers(model)
+        self.layers = planner.checked_layers(model)
 
     @property
     def frozen(self) -> Frozen:
         """What each client needs once, besides its shards; without tensors where nothing is frozen."""
-        return Frozen.of(self.model, self._layers)
+        return Frozen.of(self.model, self.layers)
 
     @property
     def result(self) -> nn.Module:
@@ -137,12 +155,25 @@ class Server:
         """Draw the terms of each of these clients, from the layers that were sharded when the server was made.
 
         Raises:
-            UserError: such a layer has been replaced; or as `ShardPlanner.plan`.
+            UserError: such a layer has been replaced, a client is not one of `privacy`; or as `ShardPlanner.plan`.
         """
         modules = dict(named_modules(self.model))
-        if replaced := [name for name, layer in self._layers.items() if modules.get(name) is not layer]:
+        if replaced := [name for name, layer in self.layers.items() if modules.get(name) is not layer]:
             raise UserError(f"{join_first(replaced)} was replaced since the server was made; make a new server")
-        return self.planner.plan(self.model, keep_ratios, round, self._layers)
+        if self.privacy is None:
+            return self.planner.plan(self.model, keep_ratios, round, self.layers)
+        self.privacy.check(keep_ratios)
+        return self.planner.plan(self.model, keep_ratios, round, self.layers, self.privacy.expected)
+
+    def plan_evaluation(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
+        """Give each of these clients the largest terms of `result` that it can afford, to evaluate them.
+
+        Where the strategy sends whole weights, each client gets the whole result.
+        """
+        planner, modules = self.planner, dict(named_modules(self.result))
+        if planner.strategy.allocate is not None:
+            planner = ShardPlanner("top_n", compression=planner.compression, tail_format=planner.tail_format)
+        return planner.plan(self.result, keep_ratios, round, {name: modules[name] for name in self.layers})
 
     def average(
         self, plan: Plan, num_samples: Mapping[Client, float] | None = None, total: float | None = None
@@ -156,8 +187,12 @@ class Server:
             total: of all samples that might have counted, where clients were sampled; see `Average`.
 
         Raises:
-            UserError: num_samples is not a mapping, or total is not a finite number above 0.
+            UserError: num_samples is not a mapping, or is given with privacy, or total is not a finite number above 0.
         """
+        if self.privacy is not None:
+            if num_samples is not None or total is not None:
+                raise UserError("with privacy all clients count alike: leave num_samples and total out")
+            return PrivateAverage(plan, self.privacy, self._names.values())
         if num_samples is None:
             num_samples = dict.fromkeys(plan, 1.0)
         if not isinstance(num_samples, Mapping):
@@ -169,7 +204,13 @@ class Server:
         return self._average(plan, num_samples, total)
 
     def average_as_reported(self, plan: Plan) -> Average:
-        """Return an empty average as `average`, to which each update brings its weight: see `Average.add`."""
+        """Return an empty average as `average`, to which each update brings its weight: see `Average.add`.
+
+        Raises:
+            UserError: with privacy.
+        """
+        if self.privacy is not None:
+            raise UserError("with privacy all clients count alike: use Server.average(plan)")
         return self._average(plan, None, None)
 
     def _average(self, plan: Plan, weights: Mapping[Client, float] | None, total: float | None) -> Average:
@@ -307,6 +348,18 @@ class Server:
             is_tensor = isinstance(options[int(index)].get(option), Tensor)
             options[int(index)][option] = value if is_tensor else numbers
         self.optimizer.load_state_dict({"state": loaded, "param_groups": options})
+
+
+def _check_private(model: nn.Module, guards: Sequence[Guard]) -> None:
+    """Raise a `UserError` for what reads single updates, and for a model whose buffers clients compute."""
+    if guards:
+        names = ", ".join(type(guard).__name__ for guard in guards)
+        raise UserError(f"privacy clips each update; {names} would compare updates in the clear: leave guards out")
+    if statistics := [name for name, _ in named_buffers(model) if is_statistic(name)]:
+        raise UserError(
+            f"privacy needs a model without running statistics of its data, and this one has {join_first(statistics)}; "
+            "use group norms (GroupNorm) in the place of batch norms"
+        )
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:

@@ -26,6 +26,9 @@ from sharding.rounds.codec import CLIP
 from sharding.rounds.frozen import digest_of, residual_layers
 from sharding.transport import serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
+from sharding.transport.serialize import Metadata, Named
+
+UPDATE = "client's update"  # in messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +100,7 @@ class Shard:
         Keys of fixed tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
         compression cannot represent are rounded; a planner's shards are rounded already.
         """
-        return serialize.to_bytes(*codec.encode(_message(self)))
+        return serialize.to_bytes(*self.to_tensors())
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -108,11 +111,27 @@ class Shard:
         Raises:
             UserError: the bytes are not a shard.
         """
-        return cls(**_shard_fields(serialize.from_bytes(data)))
+        return cls.from_tensors(*serialize.from_bytes(data))
+
+    def to_tensors(self) -> tuple[Named, Metadata]:
+        """Return the tensors and the metadata of the wire form."""
+        return codec.encode(_message(self))
+
+    @classmethod
+    def from_tensors(cls, tensors: Named, metadata: Metadata) -> Self:
+        """Read what `to_tensors` returned, with the checks of `from_bytes`.
+
+        Raises:
+            UserError: they are not those of a shard.
+        """
+        message = _decoded(tensors, metadata, "shard")
+        if message.changes:
+            raise UserError("this is not a shard: its values are changes")
+        return cls(**_fields(cls, message))
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
-        serialize.to_file(*codec.encode(_message(self)), path)
+        serialize.to_file(*self.to_tensors(), path)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -121,7 +140,7 @@ class Shard:
         Raises:
             UserError: the file is not a shard.
         """
-        return cls(**_shard_fields(serialize.from_file(path)))
+        return cls.from_tensors(*serialize.from_file(path))
 
     def to(self, device: torch.device | str) -> "Shard":
         """Return the same values on a device."""
@@ -292,7 +311,7 @@ class Update:
 
     def to_bytes(self) -> bytes:
         """Return the wire form, as `Shard.to_bytes`."""
-        return serialize.to_bytes(*codec.encode(_message(self)))
+        return serialize.to_bytes(*self.to_tensors())
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
@@ -301,7 +320,20 @@ class Update:
         Raises:
             UserError: the bytes are not an update; a shard with fixed tensors or a tail is none.
         """
-        message = _decoded(serialize.from_bytes(data, "client's update"), "client's update")
+        return cls.from_tensors(*serialize.from_bytes(data, UPDATE))
+
+    def to_tensors(self) -> tuple[Named, Metadata]:
+        """Return the tensors and the metadata of the wire form."""
+        return codec.encode(_message(self))
+
+    @classmethod
+    def from_tensors(cls, tensors: Named, metadata: Metadata) -> Self:
+        """Read what `to_tensors` returned, with the checks of `from_bytes`.
+
+        Raises:
+            UserError: they are not those of an update.
+        """
+        message = _decoded(tensors, metadata, UPDATE)
         if fixed := sorted(message.fixed | message.tail.keys()):
             raise UserError(f"fixed tensors were returned: {', '.join(fixed[:3])[:200]}")
         return cls(**_fields(cls, message))
@@ -321,23 +353,16 @@ def _message(sent: Shard | Update) -> codec.Message:
     return codec.Message(**vars(sent) | {"terms": {layer: vars(terms) for layer, terms in sent.terms.items()}})
 
 
-def _decoded(file: tuple[Mapping[str, Tensor], Mapping[str, str]], what: str) -> codec.Message:
-    """Return what a file has.
+def _decoded(tensors: Named, metadata: Metadata, what: str) -> codec.Message:
+    """Return what the tensors and the metadata of the wire form have.
 
     Raises:
-        UserError: it is no message; the error calls it `what`.
+        UserError: they are no message; the error calls it `what`.
     """
     try:
-        return codec.decode(*file)
+        return codec.decode(tensors, metadata)
     except UserError as error:
         raise UserError(f"this is not a {what}: {error}") from error
-
-
-def _shard_fields(file: tuple[Mapping[str, Tensor], Mapping[str, str]]) -> dict[str, Any]:
-    message = _decoded(file, "shard")
-    if message.changes:
-        raise UserError("this is not a shard: its values are changes")
-    return _fields(Shard, message)
 
 
 def _fields(kind: type[Shard | Update], message: codec.Message) -> dict[str, Any]:

@@ -9,7 +9,18 @@ from studies import __main__ as command
 from studies.curves import read_curves, write_curves
 
 RESULTS = Path(__file__).parents[2] / "results"
-NOT_RUN = {"wireless_synthetic"}  # its records are of another simulator: results/wireless
+NOT_RUN = {
+    "wireless_synthetic",  # its records are of another simulator: results/wireless
+    *(
+        "narrow_fifth",
+        "narrow_tenth",
+        "trials",
+        "long_run",
+        "growing_texts",
+        "growing_images",
+        "privacy",
+    ),  # rules first
+}
 PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "central", "finetune", "finetune_vision", "uneven")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sharding import UserError
 from studies import __main__ as command
 from studies import options
 from studies.curves import by_scheme, read_curves, write_curves
@@ -74,6 +75,14 @@ def test_last_model_equals_that_of_a_run_without_averaging(tmp_path, started):
     expected = options.run_all({"last": last}, 1).test_accuracy.iloc[-1]
     assert curve.last_accuracy.iloc[-1] == expected != curve.test_accuracy.iloc[-1]
     assert curve.last_accuracy[:-1].isna().all()
+
+
+def test_finished_run_of_another_configuration_is_no_run_of_this_one(tmp_path, started):
+    words = [*TINY, "engine=sequential", f"output={tmp_path / 'run'}"]
+    configs = [load_config(options.CONFIGS / "quickstart.yaml", [*words, f"local.decay={decay}"]) for decay in (0, 1)]
+    options.run_all({"run": configs[0]}, 1)
+    with pytest.raises(UserError, match=r"holds a run with local\.decay=0"):
+        options.run_all({"run": configs[1]}, 1)
 
 
 @pytest.mark.slow

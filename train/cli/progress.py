@@ -44,6 +44,7 @@ class RunProgress:
     accuracy: float | None = None
     megabytes: float = 0.0
     lost: int = 0
+    epsilon: float | None = None
     seconds: float = 0.0
     stopped: str | None = None
 
@@ -53,6 +54,7 @@ class RunProgress:
         self.loss = metrics.get("train_loss", self.loss)
         self.accuracy = metrics.get("test_accuracy", self.accuracy)
         self.megabytes = metrics["bytes_total"] / 1e6
+        self.epsilon = metrics.get("epsilon", self.epsilon)
         self.lost += metrics.get("num_failed", 0)
         self.seconds += metrics.get("seconds", 0.0)
         self.stopped = metrics.get("stopped")
@@ -70,6 +72,7 @@ class RunProgress:
     def __str__(self) -> str:
         parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         parts += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
+        parts += [] if self.epsilon is None else [f"ε {self.epsilon:.3g}"]
         parts += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
         return ", ".join([*parts, *([] if self.finished else [f"{clock(self.seconds_left)} left"])])
 

@@ -14,7 +14,9 @@ _FREE_KEYS = frozenset({"engine", "tracker", "checkpoint_every", "data.root", "d
 # the weights, and a check compares the data.
 RESUMABLE_KEYS = _FREE_KEYS | {"model.weights", "data.tokenizer"}
 # Keys that do not change the experiment: they are not in directory names, and reports average over such runs.
-NON_EXPERIMENT_KEYS = _FREE_KEYS | {"seed", "output", "plugins", "device", "threads", "evaluate_every"}
+NON_EXPERIMENT_KEYS = (
+    _FREE_KEYS | {"seed", "output", "plugins", "device", "threads", "evaluate_every"} | {"privacy.secret_seed"}
+)
 LONGEST = 60  # characters of the settings in a directory's name
 
 

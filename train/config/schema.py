@@ -25,6 +25,7 @@ from train.config.sections import (
     LocalConfig,
     ModelConfig,
     NetworkConfig,
+    PrivacyConfig,
     ServerOptimizerConfig,
     TrackerConfig,
 )
@@ -34,7 +35,7 @@ from train.config.yaml_text import parse_yaml, read_yaml
 PATHS = ("output", "data.root")  # taken literally from the command line: 2024 can be a folder
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"
 RUN_LEVEL_KEYS = (  # which cannot differ between tasks
-    *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracker"),
+    *("name", "rounds", "output", "clients", "network", "tasks", "evaluate_every", "alignment", "tracker", "privacy"),
     *("evaluate_training", "target_accuracy", "target_loss", "checkpoint_every", "threads", "plugins", "recipe"),
 )
 
@@ -104,6 +105,8 @@ class Config(Section):
     one.
     """
     aggregation: AggregationConfig = Field(default_factory=AggregationConfig)
+    privacy: PrivacyConfig | None = None
+    """Differential privacy of each client. All clients count alike then, whatever their samples."""
     tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Models to train at once, by name. Each has the keys in which it differs from this configuration."""
     engine: str = "auto"
@@ -185,6 +188,30 @@ class Config(Section):
     def _one_tracker(cls, value: Any) -> Any:
         return [value] if isinstance(value, str | Mapping) else value or []
 
+    def _check_private(self) -> None:
+        """Refuse, with privacy, what reads single updates or the clients' data in the clear."""
+        assert self.privacy is not None
+        clients, guards = self.clients, self.aggregation
+        if clients.sampler.name not in ("poisson", "uniform") or clients.sampler.options.get("replacement"):
+            raise UserError(
+                f"clients.sampler={clients.sampler.name} draws clients in a way that privacy has no account of; use "
+                "poisson, or uniform without replacement"
+            )
+        for is_set, name, reason in (
+            (guards.norm_bound is not None, "aggregation.norm_bound", "compares single updates in the clear"),
+            (guards.max_share is not None, "aggregation.max_share", "needs weights, and with privacy all are equal"),
+            (self.alignment, "alignment", "averages updates without noise"),
+            (self.evaluate_training, "evaluate_training", "measures the clients' samples without noise"),
+            (bool(self.tasks), "tasks", "releases several models, which have no common account"),
+        ):
+            if is_set:
+                raise UserError(f"{name} {reason}; leave out {name} or privacy")
+        if self.privacy.delta >= 1 / clients.count:
+            raise UserError(
+                f"privacy.delta={self.privacy.delta:g} would allow to publish a client's data whole; use less than "
+                f"1/clients.count={1 / clients.count:g}, such as 1e-5"
+            )
+
     @model_validator(mode="after")
     def _check_together(self) -> "Config":
         clients, sampler = self.clients, SAMPLERS[self.clients.sampler.name]
@@ -192,6 +219,8 @@ class Config(Section):
             raise UserError(f"clients.per_round={clients.per_round} must be at most clients.count={clients.count}")
         if issubclass(sampler, TaskSampler) != bool(self.tasks):
             raise UserError("clients.sampler=mmfl and tasks={name: {…}} need each other; set both or neither")
+        if self.privacy is not None:
+            self._check_private()
         self._check_tasks()
         if self.target_loss is not None and (self.tasks or not self.evaluate_training):
             raise UserError("target_loss=… needs evaluate_training=true, which measures that loss, and one model")

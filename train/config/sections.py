@@ -90,7 +90,7 @@ class SamplerConfig(Part):
 
     registry = Registry("sampler", "clients.sampler", SAMPLERS, 4)
     name: str = "uniform"
-    """`uniform`, `weighted`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
+    """`uniform`, `poisson`, `weighted`, `uniform_scaled`, `uniform_upload`, `ocs`, `aocs`, `ocs_partial`, `mmfl`,
     `wireless`, `statistical` or your own.
     """
 
@@ -196,6 +196,24 @@ class AggregationConfig(Section):
     """Largest share of a round's weights that one client can have.
 
     Default: 1, and 0.5 in a federation, which cannot check the clients' sizes.
+    """
+
+
+class PrivacyConfig(Section):
+    """Differential privacy of each client: see docs/guides/privacy.md."""
+
+    clipping_norm: float = Field(gt=0)
+    """C, the largest norm of a client's change in a round; longer changes are scaled to it."""
+    noise_multiplier: float = Field(ge=0)
+    """z: the sums of changes get noise of standard deviation z·C. With 0 there is no privacy, and ε is infinite."""
+    delta: float = Field(gt=0, lt=1)
+    """δ at which ε is measured; below one over the number of clients."""
+    max_epsilon: float | None = Field(None, gt=0)
+    """The run ends before a round after which ε would be larger."""
+    secret_seed: int | None = Field(None, ge=0)
+    """Seed of the noise and of the clients' draws, for tests: whoever knows it can take the noise away.
+
+    Default: random bits of the system, kept in the run's directory for its owner.
     """
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import build_model, load_pretrained
-from sharding import MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
+from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization.support import TO_SEND, check_supported
@@ -28,6 +28,7 @@ from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
+from train.experiment.budget import rounds_of_budget, sampling_of, spent_epsilon
 from train.experiment.experiment import Experiment
 from train.utils.stages import set_stage
 
@@ -112,6 +113,7 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
     planner = make_planner(config)
     built = make_model(config, dataset).to(dataset.test.targets.device)
     check_fit(config.model.name, built, dataset)
+    privacy = make_privacy(config, keep_ratios)
     dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, keep_ratios.values())
     fit([0.5, 0.5], config.design)  # fails now if it cannot draw
     check_optimizers(config, dataset.test.targets.device)
@@ -121,13 +123,15 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
     if sampler is None:
         nbytes = {ratio: planner.nbytes(model, ratio) for ratio in set(keep_ratios.values())}  # an update has no tail
         costs = {client: nbytes[ratio] / dense for client, ratio in keep_ratios.items()}
-        sampler = make_sampler(config, num_samples, costs)
+        seed = config.seed if privacy is None else privacy.seed  # who takes part is secret
+        sampler = make_sampler(config, num_samples, costs, seed)
     sampler.cohort(0)  # fails now if it cannot draw
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
-    frozen = planner.frozen(model)
+    server = make_server(config, model, planner, privacy)
+    frozen = server.frozen
     named = ":" in config.device  # as cuda:1, and not cuda or auto
     job = Job(model, clients.shares, dataset, local, config.seed, config.plugins, scales, frozen, one_device=named)
-    server, once = make_server(config, model, planner), frozen.nbytes if len(frozen) else 0
+    once = frozen.nbytes if len(frozen) else 0
     training, engine = clients.shares.all(), clients.make_engine
     return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
 
@@ -224,7 +228,9 @@ def find_engine(config: Config) -> Callable[[Job], Engine]:
     return lookup(ENGINES, config.engine, "engine")
 
 
-def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float]) -> Sampler:
+def make_sampler(
+    config: Config, num_samples: Mapping[Client, int], costs: Mapping[Client, float], seed: int
+) -> Sampler:
     """Build the sampler from the clients' sizes, costs and speeds."""
     clients, network, count = config.clients, config.network, len(num_samples)
     profiles = None
@@ -233,7 +239,7 @@ def make_sampler(config: Config, num_samples: Mapping[Client, int], costs: Mappi
         profiles = Profiles.draw(count, network.bandwidth, rng, network.compute, network.communicate)
     sizes, relative_costs = (np.array(list(values.values()), dtype=np.float64) for values in (num_samples, costs))
     population = Population(sizes, relative_costs, profiles)
-    return clients.sampler.build(count, clients.per_round, config.seed, population)
+    return clients.sampler.build(count, clients.per_round, seed, population)
 
 
 def make_planner(config: Config) -> ShardPlanner:
@@ -248,13 +254,37 @@ def make_planner(config: Config) -> ShardPlanner:
     )
 
 
-def make_server(config: Config, model: nn.Module, planner: ShardPlanner) -> Server:
+def make_server(config: Config, model: nn.Module, planner: ShardPlanner, privacy: Gaussian | None = None) -> Server:
     """Return the server, which holds the model and runs its rounds."""
     average = iterate_average(model) if config.result == "average" else None
     optimizer = make_server_optimizer(config, model)
     bound, share = config.aggregation.norm_bound, config.aggregation.max_share
     guards = [kind(value) for kind, value in ((NormBound, bound), (MaxShare, share)) if value is not None]
-    return Server(model, planner, optimizer, average, guards)
+    return Server(model, planner, optimizer, average, guards, privacy)
+
+
+def make_privacy(config: Config, keep_ratios: Mapping[Client, float]) -> Gaussian | None:
+    """Return the mechanism of a run with privacy, or None.
+
+    Raises:
+        UserError: the budget allows no round, or a package is missing.
+    """
+    if config.privacy is None:
+        return None
+    if rounds_of_budget(config) == 0:
+        raise UserError(
+            f"privacy.max_epsilon={config.privacy.max_epsilon:g} allows no round: the first one spends "
+            f"{spent_epsilon(config, 1):.3g}; raise privacy.noise_multiplier, or lower clients.per_round"
+        )
+    given = config.privacy.secret_seed
+    return Gaussian(
+        clipping_norm=config.privacy.clipping_norm,
+        noise_multiplier=config.privacy.noise_multiplier,
+        keep_ratios=keep_ratios,
+        per_round=config.clients.per_round,
+        sampling=sampling_of(config),
+        **({} if given is None else {"seed": given}),
+    )
 
 
 def make_server_optimizer(config: Config, model: nn.Module) -> Optimizer:

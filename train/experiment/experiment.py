@@ -1,7 +1,7 @@
 """What trains one model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -68,6 +68,11 @@ class Experiment:
         """Release the engine's processes, if there are any."""
         if "engine" in vars(self):
             self.engine.close()
+
+    def use_secret(self, seed: int) -> None:
+        """With privacy: draw the clients and the noise by this seed."""
+        assert self.server.privacy is not None
+        self.server.privacy, self.sampler.seed = replace(self.server.privacy, seed=seed), seed
 
     def lr(self, t: int) -> float:
         """Return the clients' learning rate in round t."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from train.config.schema import Config
+from train.experiment.budget import rounds_of_budget, spent_epsilon
 from train.experiment.metrics import RoundMetrics
 
 
@@ -21,14 +22,19 @@ class History:
     """
 
     def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = ()) -> None:
+        self._config, self._budget = config, rounds_of_budget(config)
         self._target_accuracy, self._target_loss = config.target_accuracy, config.target_loss
         self._bytes, self._best, self.improved = 0, -1.0, False
         self._reached: dict[str, str] = {}
         for metrics in rounds:
             self.complete(metrics)
 
+    def evaluates(self, t: int) -> bool:
+        """Return whether round t is evaluated: as configured, and where the budget of ε ends the run."""
+        return self._config.evaluates(t) or t + 1 == self._budget
+
     def complete(self, metrics: RoundMetrics) -> None:
-        """Set `bytes_total` and `best_accuracy`, and `stopped` where the run ends with this round."""
+        """Set `bytes_total`, `best_accuracy` and `epsilon`, and `stopped` where the run ends with this round."""
         self._bytes += metrics.bytes_down + metrics.bytes_up
         metrics.bytes_total = self._bytes
         self.improved = False
@@ -37,6 +43,10 @@ class History:
             self._best = max(self._best, accuracy)
             metrics.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
         metrics.best_accuracy = self._best if self._best >= 0 else None
+        if (privacy := self._config.privacy) is not None:
+            metrics.epsilon = spent_epsilon(self._config, metrics.round + 1)
+            if metrics.round + 1 == self._budget < self._config.rounds:
+                metrics.stopped = f"another round would spend more than privacy.max_epsilon={privacy.max_epsilon:g}"
 
     def _reason_to_stop(self, accuracy: float, loss: float | None) -> str | None:
         """Record targets reached for the first time; return why the run ends with this round, if it does."""

@@ -54,6 +54,7 @@ class RoundMetrics:
         seconds_aggregate: of the server's step.
         seconds_evaluate: of evaluation.
         simulated_seconds: of the round on the configured network.
+        epsilon: with privacy, ε of the configured δ that this round and all before have spent.
         stopped: why the run ends early with this round.
         extra: what the sampler measures, and the metrics of each of several models.
     """
@@ -87,6 +88,7 @@ class RoundMetrics:
     seconds_aggregate: float | None = None
     seconds_evaluate: float | None = None
     simulated_seconds: float | None = None
+    epsilon: float | None = None
     stopped: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -122,6 +124,8 @@ def measure(
 ) -> RoundMetrics:
     """Return the metrics that follow from a round's plan and updates; note which clients now have what is frozen.
 
+    With privacy there is neither a loss of the clients, which has no noise, nor a discrepancy of their draws.
+
     Args:
         experiment: whose model was trained.
         t: the round.
@@ -142,7 +146,8 @@ def measure(
     if experiment.residual_nbytes:
         new = [client for client in plan if client not in absent and client not in experiment.with_residual]
         experiment.with_residual.update(new)
-    collective, single = plan_discrepancy(plan)
+    private = experiment.server.privacy is not None
+    collective, single = (None, None) if private else plan_discrepancy(plan)
     uploads = sum(outcome.nbytes.get(client, 0) for client in selection.weights)
     return RoundMetrics(
         round=t,
@@ -161,7 +166,7 @@ def measure(
         bytes_up=selection.report_bytes + uploads,
         bytes_dense=experiment.dense_nbytes,
         lr=experiment.lr(t),
-        train_loss=loss / samples if accepted else None,
+        train_loss=loss / samples if accepted and not private else None,
         anme=plan_anme(plan),
         discrepancy=collective,
         discrepancy_client=single,

@@ -19,7 +19,7 @@ from sharding import Shard, Update, init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.flower import query_message, train_message
-from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, bytes_of
+from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, unpack
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
@@ -71,9 +71,9 @@ def train(message: Message, context: Context) -> Message:
 
     if not SAMPLERS[config.clients.sampler.name].needs_norms:
         return train_message(message, context, structure, fit, device=device)
-    sent = Shard.from_bytes(bytes_of(message.content[ARRAYS])).to(device)
+    sent = unpack(Shard, message.content).to(device)
     reply = train_message(message, context, structure, fit, device=device)
-    update = Update.from_bytes(bytes_of(reply.content[ARRAYS])).to(device)
+    update = unpack(Update, reply.content).to(device)
     context.state.update({**reply.content, KEPT: ConfigRecord({"plan": sent.plan_id})})
     reply.content.clear()
     reply.content[METRICS] = MetricRecord({NORM: norm_of(sent, update, message.content[CONFIG][LR])})
@@ -89,7 +89,7 @@ def upload(message: Message, context: Context) -> Message:
     """
     if KEPT not in context.state or context.state[KEPT]["plan"] != message.content[CONFIG]["plan"]:
         raise UserError("it no longer has an update of this round: the node was restarted after training")
-    return Message(RecordDict({name: context.state[name] for name in (ARRAYS, METRICS)}), reply_to=message)
+    return Message(RecordDict({name: context.state[name] for name in (ARRAYS, CONFIG, METRICS)}), reply_to=message)
 
 
 def partition_of(settings: Mapping[str, Any]) -> int:

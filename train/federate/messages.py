@@ -11,12 +11,11 @@ from hashlib import sha256
 from math import isfinite
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from sharding import Shard, Update
 from sharding.errors import UserError
-from sharding.flower.client import keep
-from sharding.flower.messages import ARRAYS, CONFIG, LACKS, METRICS, bytes_of, part_of
+from sharding.flower.messages import CONFIG, LACKS, METRICS, part_of, unpack
 from sharding.rounds.failures import one_line
 from sharding.rounds.norms import update_norm
 from train.config.schema import Config, check_config
@@ -46,7 +45,8 @@ def keep_config(message: Message, context: Context) -> Config:
     Raises:
         UserError: the node does not have it, or it is invalid.
     """
-    keep(message, context, RUN)
+    if RUN in message.content:
+        context.state[RUN] = message.content.pop(RUN)
     text = context.state.get(RUN, {}).get(TEXT)
     if not isinstance(text, str) or digest_of(text) != message.content[CONFIG][DIGEST]:
         raise UserError(f"{LACKS} the configuration of the run")
@@ -77,8 +77,7 @@ def read_reply(content: RecordDict) -> Reply:
     loss = part_of(content, METRICS, MetricRecord).get(LOSS)
     if not isinstance(loss, float):
         raise UserError(f"its loss is {one_line(repr(loss))}, not a number")
-    update = Update.from_bytes(bytes_of(part_of(content, ARRAYS, ArrayRecord)))
-    return Reply(update, torch.tensor(loss) if isfinite(loss) else None)
+    return Reply(unpack(Update, content), torch.tensor(loss) if isfinite(loss) else None)
 
 
 def read_norm(content: RecordDict) -> float:

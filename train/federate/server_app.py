@@ -64,7 +64,7 @@ def read(settings: dict[str, Any]) -> Config:
 def federated(config: Config) -> Config:
     """Return the configuration with a checkpoint each round and a bound on each client's weight."""
     guards = config.aggregation
-    if guards.max_share is None:
+    if guards.max_share is None and config.privacy is None:  # with privacy all clients count alike
         guards = guards.model_copy(update={"max_share": MAX_SHARE})
     return config.model_copy(update={"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY, "aggregation": guards})
 
@@ -99,6 +99,7 @@ def report(metrics: Mapping[str, Any]) -> None:
         log.warning("client %s is left out of round %s: %s", client, metrics["round"], reason)
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
+    tested += f", ε {metrics['epsilon']:.3g}" if isinstance(metrics.get("epsilon"), float) else ""
     used = (metrics["round"], metrics["num_aggregated"], metrics["num_clients"], metrics["seconds"])
     log.info("round %s: averaged %s of %s updates, %.1f s%s", *used, tested)
 
@@ -136,7 +137,7 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
     samples = {client: report.num_samples for client, report in reports}
     total, most = sum(samples.values()), config.aggregation.max_share or MAX_SHARE
     for client, size in samples.items():
-        if size > most * total and most * len(samples) > 1:
+        if config.privacy is None and size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
     experiment = build_experiment(config, Clients(dataset, nobody, ratios, samples, partial(NodesEngine, roster)))
@@ -145,11 +146,13 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
 
 
 def config_for_nodes(config: Config, dataset: Dataset, device: str | None = None) -> Config:
-    """Return the configuration that the nodes get, with their device, and the shape of the server's images.
+    """Return the configuration that the nodes get, with their device and the shape of the server's images.
+
+    It has no privacy, which is the server's, as is its secret seed.
 
     The images of a node may all be gray, or have another size.
     """
-    changes: dict[str, Any] = {"device": device or config.device}
+    changes: dict[str, Any] = {"device": device or config.device, "privacy": None}  # which has the secret seed
     if config.data.takes("shape") and len(dataset.input_shape) == 3:
         changes["data"] = config.data.model_copy(update={"shape": dataset.input_shape})
     return config.model_copy(update=changes)

@@ -106,11 +106,13 @@ class Chapter:
         return pd.concat([group.results for group in self.groups])
 
     def accuracy(self) -> list[Drawing]:
-        """Draw the legend of all pictures, the accuracy, the grid and the clients' loss."""
+        """Draw the legend of all pictures, the accuracy, the clients' loss, the privacy spent, and the grid."""
         caption = "The clients' mean loss in each round, on their own data."
         loss = curve_drawings(self.groups, "train_loss", "Training loss", caption)
+        spent = "ε of (ε, δ)-differential privacy of one client, after each round, at the configured δ."
+        privacy = curve_drawings(self.groups, "epsilon", "Privacy spent", spent)
         grid = grid_drawing(self.groups)
-        drawings = [legend_drawing(self.groups), *accuracy_drawings(self.groups, self.targets), *loss]
+        drawings = [legend_drawing(self.groups), *accuracy_drawings(self.groups, self.targets), *loss, *privacy]
         return drawings if grid is None else [*drawings, grid]
 
     def draws(self) -> list[Drawing]:

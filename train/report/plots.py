@@ -41,6 +41,7 @@ LABELS = {
     "train_set_loss": "loss on the training set",
     "train_set_accuracy": "accuracy on the training set (%)",
     "anme": "ANME (1 even, 0 certain)",
+    "epsilon": "ε of one client's differential privacy",
     "alignment": "cosine with FedAvg's update",
     "coverage": "share of the terms that some client holds",
     "discrepancy": "squared error of the average, of ‖W‖²",

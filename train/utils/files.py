@@ -10,13 +10,14 @@ from train.utils.errors import writing
 UNFINISHED = ".unfinished"  # ends the name of a file while it is written
 
 
-def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes, keep: Path | None = None, mode: int = 0o666) -> None:
     """Write a file atomically; it is on disk when this function returns, and readers see the old one until then.
 
     Args:
         path: of the file.
         content: of the file.
         keep: new name of the old file, to keep it.
+        mode: of a new file, for those who may read it; the process's mask limits it.
 
     Raises:
         RunError: the disk is full or not writable; the old file is untouched.
@@ -24,7 +25,7 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None) -> No
     unfinished = path.with_name(path.name + UNFINISHED)
     with writing(path):
         try:
-            with unfinished.open("wb") as file:
+            with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

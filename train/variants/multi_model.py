@@ -206,7 +206,7 @@ def assemble_models(config: Config) -> MultiModel:
     configs = {of_model.name: of_model for of_model in config.models()}
     simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
     num_samples = next(iter(simulated.values())).num_samples
-    sampler = make_sampler(config, num_samples, dict.fromkeys(num_samples, 1.0))
+    sampler = make_sampler(config, num_samples, dict.fromkeys(num_samples, 1.0), config.seed)
     assert isinstance(sampler, TaskSampler)  # the configuration is checked
     parts = {name: build_experiment(configs[name], simulated[name], sampler) for name in configs}
     return MultiModel(config, parts, sampler)

@@ -159,11 +159,15 @@ class Average:
             yield name, (weighted_sum.sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
         for layer, u, v in self._mean.vectors():
             release_freed_memory()
-            spectrum = self._plan.spectra[layer]
-            if isinstance(spectrum, ProductSpectrum):
-                yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
-            else:
-                yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
+            yield from self._layer_changes(layer, u, v)
+
+    def _layer_changes(self, layer: str, u: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and Δ of each weight of a sharded layer whose terms move to ū and v̄, float64."""
+        spectrum = self._plan.spectra[layer]
+        if isinstance(spectrum, ProductSpectrum):
+            yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
+        else:
+            yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
 
 
 def _is_positive(value: object) -> TypeGuard[float]:

@@ -15,7 +15,7 @@ class StubGrid:
     Attributes:
         settings: of the nodes that are there, by number.
         bend: what becomes of a node's replies, by node; they travel as they are elsewhere.
-        pushed: (node, kind, keys of the content) of every message.
+        pushed: (node, kind, keys of the content and of its configuration) of every message.
         most: the largest number of contents that were alive at once.
         states: what Flower keeps for each node.
     """
@@ -32,7 +32,8 @@ class StubGrid:
         numbers = []
         for message in messages:
             node = message.metadata.dst_node_id
-            self.pushed.append((node, message.metadata.message_type, sorted(message.content)))
+            keys = {*message.content, *message.content.get("config", {})}
+            self.pushed.append((node, message.metadata.message_type, keys))
             self._count(message.content)
             numbers.append(str(len(self.pushed)))
             message.metadata.__dict__["_message_id"] = numbers[-1]

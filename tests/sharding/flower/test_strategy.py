@@ -2,25 +2,31 @@
 
 import copy
 import importlib
+import pickle
 import sys
 from dataclasses import replace
 from io import BytesIO
-from math import inf, nan
+from itertools import cycle
+from math import inf, log, nan
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.clientapp.mod import LocalDpMod
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as strategies
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import nn
 from torch.nn import functional as F
 
+from models import build_model
 from sharding import (
     MaxShare,
     Server,
+    Shard,
     ShardPlanner,
+    Update,
     UserError,
     client_model,
     clip_and_decay,
@@ -30,7 +36,7 @@ from sharding import (
 )
 from sharding.flower import SpectralSharding, train_message
 from sharding.flower import exchange as exchange_module
-from sharding.flower.messages import content_of, metric_record
+from sharding.flower.messages import FROZEN, REST, SHAPES, content_of, metric_record, pack, settings, unpack
 from sharding.flower.nodes import Nodes
 from sharding.flower.strategy import weighted_means
 from sharding.rounds.failures import FailureError, Kind
@@ -158,6 +164,16 @@ def test_nodes_clip_as_the_strategy_does(strategy, clips):
     assert given == [1.5 if clips else inf] * len(RATIOS)
     state = theirs.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_strategy_shards_the_layers_that_the_server_chose_once(averages, monkeypatch):
+    server = server_of()
+    server.averaged = iterate_average(server.model) if averages else None
+    for method in ("checked_layers", "sharded_layers"):
+        monkeypatch.setattr(ShardPlanner, method, None)
+    _, result, _ = run(server, fraction_evaluate=1.0)
+    assert result.evaluate_metrics_clientapp.keys() == {1, 2}
 
 
 def test_nodes_with_other_numbers_give_the_same_bits():
@@ -374,7 +390,7 @@ def test_residual_is_sent_once_to_each_node():
     strategy, result, _ = run(frozen_server(), grid, rounds=3, fraction_evaluate=1.0)
     assert strategy.failures == {}
     assert result.evaluate_metrics_clientapp.keys() == {1, 2, 3}
-    assert [(node, kind) for node, kind, content in grid.pushed if "frozen" in content] == [
+    assert [(node, kind) for node, kind, content in grid.pushed if FROZEN in content] == [
         (node, "train") for node in (1000, 999, 998)
     ]
 
@@ -415,7 +431,7 @@ def test_node_that_lost_its_residual_gets_it_again_in_the_same_round(purpose):
         states.append((server.model.state_dict(), result.evaluate_metrics_clientapp))
     assert all(torch.equal(value, states[1][0][name]) for name, value in states[0][0].items())
     assert states[0][1] == states[1][1]
-    sent = [(node, kind) for node, kind, content in grid.pushed if "frozen" in content]
+    sent = [(node, kind) for node, kind, content in grid.pushed if FROZEN in content]
     assert sent == [(1000, "train"), (999, "train"), (998, "train"), (999, purpose)]
 
 
@@ -461,7 +477,7 @@ def test_residual_is_sent_once_to_a_node_without_a_valid_reply(fault):
         grid.bend[999] = lambda reply: []
     strategy, _, _ = run(frozen_server(), grid, rounds=3, keep_ratio=0.5)
     assert [list(failed) for failed in strategy.failures.values()] == [[999]] * 3
-    assert [node for node, _, content in grid.pushed if "frozen" in content] == [998, 999, 1000]
+    assert [node for node, _, content in grid.pushed if FROZEN in content] == [998, 999, 1000]
 
 
 def test_residual_that_flower_did_not_accept_is_sent_again():
@@ -477,19 +493,19 @@ def test_residual_that_flower_did_not_accept_is_sent_again():
     grid = Full(make_app(structure_of(), train), configs())
     strategy, _, _ = run(frozen_server(), grid, keep_ratio=0.5)
     assert strategy.failures.keys() == {1}
-    assert [node for node, _, content in grid.pushed if "frozen" in content] == [998, 1000, 999]
+    assert [node for node, _, content in grid.pushed if FROZEN in content] == [998, 1000, 999]
 
 
 def test_spoiled_residual_in_a_nodes_state_is_sent_again():
     def spoil(model, config, context):
-        array = context.state["frozen"]["shard"]
-        array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
+        data = context.state[FROZEN][FROZEN]
+        context.state[FROZEN] = ConfigRecord({FROZEN: data[:-1] + bytes([data[-1] ^ 1])})
         return train(model, config, context)
 
     grid = StubGrid(make_app(structure_of(), spoil), configs())
     strategy, _, _ = run(frozen_server(), grid)
     assert strategy.failures == {}
-    assert [node for node, _, content in grid.pushed if "frozen" in content] == [1000, 999, 998] * 2
+    assert [node for node, _, content in grid.pushed if FROZEN in content] == [1000, 999, 998] * 2
 
 
 def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
@@ -604,11 +620,114 @@ def test_strategy_in_one_of_differential_privacy_is_refused(side, clipping):
     assert grid.pushed == []
 
 
-def test_failure_names_a_mod_that_reads_arrays():
-    app = make_app(structure_of(), train, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
-    strategy, _, _ = run(server_of(), StubGrid(app, configs()), rounds=1)
+C = 0.05  # the clipping norm: below that of any change
+SIGMA = 0.25 * (2 * log(1.25e5)) ** 0.5  # of a `LocalDpMod` with a sensitivity of 0.25, and (1, 1e-5)
+
+
+@pytest.mark.parametrize("make_server", [lambda: server_of("top_n"), lambda: frozen_server()], ids=["plain", "frozen"])
+@pytest.mark.parametrize(
+    ("mod", "sigma"), [(fixedclipping_mod, 0), (adaptiveclipping_mod, 0), (LocalDpMod(C, 0.25, 1.0, 1e-5), SIGMA)]
+)
+def test_server_averages_what_a_mod_of_the_nodes_makes_of_their_updates(mod, sigma, make_server):
+    ours, theirs, sent = make_server(), make_server(), make_server()
+    grid, received, rest = StubGrid(make_app(structure_of(), train, mods=[mod]), configs()), {}, {}
+
+    def note(reply):
+        if "arrays" in reply.content:
+            client = configs()[reply.metadata.src_node_id]["partition-id"]
+            received[client], rest[client] = unpack(Update, reply.content), reply.content["config"]
+        return [reply]
+
+    grid.bend = dict.fromkeys(configs(), note)
+    strategy = SpectralSharding(ours, fraction_evaluate=0.0)
+    result = strategy.start(grid, num_rounds=1, timeout=0.0, train_config=ConfigRecord({"clipping_norm": C}))
+    assert strategy.failures == {}
+    if mod is adaptiveclipping_mod:
+        assert result.train_metrics_clientapp[1]["norm_bit"] == 1
+    theirs.round(0, RATIOS, lambda client, shard: received[client], SIZES)
+    state = theirs.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+    noise = []
+    for client, shard in sent.plan(RATIOS, 0).shards():
+        assert rest[client] == pack(unchanged(shard))["config"]  # tells nothing of the node's data
+        model = client_model(structure_of(), shard, frozen=sent.frozen if len(sent.frozen) else None)
+        fit(model, client)
+        whole, before = shard.read_from(model).trained(), shard.trained()
+        changes = {name: whole[name] - before[name] for name in whole}
+        norm = float(torch.cat([change.flatten() for change in changes.values()]).norm())
+        assert norm > 2 * C
+        after = received[client].trained()
+        noise += [(after[name] - before[name] - changes[name] * C / norm).flatten() for name in changes]
+    if sigma:
+        assert float(torch.cat(noise).std()) == pytest.approx(sigma, rel=0.05)
+    else:
+        torch.testing.assert_close(torch.cat(noise), torch.zeros_like(torch.cat(noise)), rtol=0, atol=1e-6)
+
+
+def test_failure_names_a_mod_that_cannot_read_compressed_arrays():
+    app, server = make_app(structure_of(), train, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)]), server_of()
+    server.planner.compression = "int8"
+    strategy, _, _ = run(server, StubGrid(app, configs()), rounds=1)
     assert len(strategy.failures[1]) == 3
-    assert all("a mod of its app reads arrays" in str(failure) for failure in strategy.failures[1].values())
+    assert all("it needs weights in float32 and compression" in str(each) for each in strategy.failures[1].values())
+
+
+def test_update_without_a_change_cannot_be_clipped_by_flower():
+    app = make_app(structure_of(), lambda *_: {"num-examples": 1}, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
+    strategy, _, _ = run(server_of(), StubGrid(app, configs()), rounds=1)
+    assert all("ZeroDivisionError" in str(failure) for failure in strategy.failures[1].values())
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "compression"),
+    [(dtypes, "float32") for dtypes in ("float32", "float64", "float16", "bfloat16", "float16 float32 float64")]
+    + [("float32", "bfloat16"), ("float32", "int8"), ("float16 float32 float64", "int8")],
+)
+def test_unpack_returns_what_was_packed(dtypes, compression):
+    model = make_model()
+    for layer, dtype in zip(model[::2], cycle(dtypes.split()), strict=False):
+        layer.to(getattr(torch, dtype))
+    model[0].bias.requires_grad_(False)
+    model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    plan = ShardPlanner("top_n", compression=compression).plan(model, RATIOS)
+    for shard in (plan.shard(0), plan.shard(2)):
+        for part in (shard, unchanged(shard)):
+            content = RecordDict(pack(part, {"lr": 0.1}))
+            assert dict(settings(content["config"])) == {"lr": 0.1}
+            assert unpack(type(part), content).to_bytes() == part.to_bytes()
+            is_packed = compression != "float32" or dtypes == "bfloat16"
+            assert [*content["arrays"]] == (["packed"] if is_packed else sorted(dtypes.split()))
+
+
+@pytest.mark.parametrize("change", ["shorter", "another name", "no names", "other names", "an object", "bytes"])
+def test_arrays_that_do_not_fit_raise(change):
+    records = pack(server_of().plan(RATIOS, 0).shard(0))
+    arrays, config = records["arrays"], records["config"]
+    vector = arrays["float32"].numpy()
+    match change:
+        case "shorter":
+            arrays["float32"] = Array(vector[1:])
+        case "another name":
+            arrays["float64"] = arrays.pop("float32")
+        case "no names":
+            del config[SHAPES]
+        case "other names":
+            config[SHAPES] = config[SHAPES].replace("terms/2/u", "terms/2/w")
+        case "an object":
+            arrays["float32"] = Array("float32", (1,), "numpy.ndarray", pickle.dumps(vector))
+        case "bytes":
+            del config[REST]
+    with pytest.raises(UserError, match=r"do not fit their names and shapes|where a shard is needed|lacks 'u'"):
+        unpack(Shard, RecordDict(records))
+
+
+def test_message_takes_no_more_bytes_than_the_wire_form_of_a_shard():
+    """The quickstart's model at r = 0.1: an array for each tensor would take 16 % more, in 53 objects."""
+    model = build_model("resnet18_gn", input_shape=(1, 8, 8), num_classes=10, width=16, blocks=(1, 1, 1), groups=4)
+    shard = ShardPlanner("top_n").plan(model, {0: 0.1}, 0).shard(0)
+    objects = get_all_nested_objects(RecordDict(pack(shard)))  # as Flower sends them
+    assert len(objects) == 5
+    assert sum(len(each.deflate()) for each in objects.values()) < shard.nbytes
 
 
 def test_metrics_become_numbers_that_flower_takes():

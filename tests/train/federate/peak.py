@@ -17,9 +17,10 @@ def main(data: str, *orders: str) -> None:
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     context = Context(1, 1, {"partition-id": 0, "data": data}, RecordDict(), {})
     for config, shard in zip(orders[::2], orders[1::2], strict=True):
-        values = ConfigRecord({"round": 0, "lr": 0.1, "digest": digest_of(config)})
-        content = RecordDict({"run": ConfigRecord({"configuration": config}), "config": values})
-        content["arrays"] = pack(Shard.from_bytes(Path(shard).read_bytes()))
+        values = {"round": 0, "lr": 0.1, "digest": digest_of(config)}
+        shard = Shard.from_bytes(Path(shard).read_bytes())
+        content = RecordDict({"run": ConfigRecord({"configuration": config}), **pack(shard, values)})
+        del shard
         message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
         del content
         assert "arrays" in client_app.app(message, context).content

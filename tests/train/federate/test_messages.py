@@ -26,7 +26,7 @@ def test_read_config_of_config_text_is_equal(config, words):
 
 def test_read_reply_has_the_update_and_a_finite_loss(shard):
     def read(loss):
-        return read_reply(RecordDict({"arrays": pack(shard), "metrics": MetricRecord({"train_loss": loss})}))
+        return read_reply(RecordDict({**pack(shard), "metrics": MetricRecord({"train_loss": loss})}))
 
     assert read(1.5).update.to_bytes() == shard.to_bytes()
     assert read(1.5).loss == 1.5
@@ -55,4 +55,4 @@ def test_read_reply_of_invalid_content_raises(content):
 @pytest.mark.parametrize("loss", [{}, {"train_loss": 1}, {"train_loss": [1.0]}])
 def test_read_reply_without_a_loss_raises(shard, loss):
     with pytest.raises(UserError, match=r"its loss is .*, not a number"):
-        read_reply(RecordDict({"arrays": pack(shard), "metrics": MetricRecord(loss)}))
+        read_reply(RecordDict({**pack(shard), "metrics": MetricRecord(loss)}))

@@ -57,6 +57,7 @@ def alone(config, folder):
         ["clients.sampler=statistical"],
         ["clients.sampler=uniform", "clients.sampler.replacement=true"],
         ["clients.sampler=uniform_scaled", "data.partition=power_law"],
+        ["clients.sampler=poisson", "privacy={clipping_norm: 1, noise_multiplier: 1, delta: 1e-4, secret_seed: 5}"],
     ],
 )
 def test_federation_of_nodes_equals_a_simulation(config, tmp_path, overrides):
@@ -69,7 +70,7 @@ def altered(change):
     """Return what has a node's update changed on its way."""
 
     def bend(reply):
-        reply.content["arrays"] = pack(change(read_reply(reply.content).update))
+        reply.content.update(pack(change(read_reply(reply.content).update)))
         return [reply]
 
     return bend
