@@ -433,6 +433,18 @@ def decay() -> str:
     return markdown_table(header, rows, left=2)
 
 
+def adamw_clip() -> str:
+    """Return what clipping does under AdamW, and the differences of each seed."""
+    rows = []
+    for strategy, runs in report("adamw_clip").groupby("strategy", sort=False):
+        accuracy = 100 * runs.pivot(index="seed", columns="settings", values="test_accuracy")
+        clipped, free = accuracy["clip=10.0"], accuracy["clip=.inf"]
+        spreads = mean_and_spread(clipped), mean_and_spread(free)
+        rows.append((strategy, *spreads, mean_and_error(clipped - free), runs.num_failed.sum()))
+    header = ("AdamW", "τ = 10, %", "not clipped, %", "difference, points", "clients lost")
+    return markdown_table(header, rows)
+
+
 def deployment() -> str:
     """Return the table of benchmarks/deployment.py's wire."""
     cases = measured("deployment/wire.json").sort_values("name", key=lambda names: names.astype(int))
@@ -572,7 +584,7 @@ PARTS: Mapping[str, Table] = {
         *(finetune_vision, finetune_vision_trials),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
-        *(calibration, calibration_gpt, finetune_memory, decay, engines, peers, cluster),
+        *(calibration, calibration_gpt, finetune_memory, decay, adamw_clip, engines, peers, cluster),
         *(deployment, start, planner, scale),
     )
 } | {"wireless": wireless_setups}
