@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -12,6 +13,7 @@ from studies import beyond as beyond_study
 from studies import finetune as finetune_study
 from studies import multi_task as multi_task_study
 from studies import options as options_study
+from studies import privacy as privacy_study
 from studies import uploads, wireless
 from studies.arrivals import main_table
 from studies.beyond import difference
@@ -189,6 +191,16 @@ def options_gains() -> str:
         shared = ", ".join(str(seed) for seed in tuned.seed.unique() if seed in set(others.seed))
         rows.append((name, shared, difference(tuned, others)))
     return markdown_table(("low_rank, nesterov, average, lr 0.02, minus", "seeds", "points at the end"), rows)
+
+
+def privacy() -> str:
+    """Return the accuracy of each method at each ε."""
+    found, epsilons = ends(curves("privacy")), [each for each in privacy_study.EPSILONS if each < inf]
+    rows = []
+    for method in privacy_study.METHODS:
+        of_each = [found[found.scheme == privacy_study.named(method, each)].test_accuracy for each in epsilons]
+        rows.append((f"`{method}`", *(mean_and_spread(100 * accuracies) for accuracies in of_each)))
+    return markdown_table(("test accuracy, %", *(f"ε = {each:g}" for each in epsilons)), rows)
 
 
 def scaled() -> str:
@@ -577,7 +589,7 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, beyond_shakespeare, uneven, uneven_digits, quickstart),
+        *(beyond, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),

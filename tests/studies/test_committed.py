@@ -18,7 +18,6 @@ NOT_RUN = {
         "long_run",
         "growing_texts",
         "growing_images",
-        "privacy",
     ),  # rules first
 }
 PARTLY_RUN = ("beyond", "beyond_shakespeare", "capacity", "central", "finetune", "finetune_vision", "uneven")
