@@ -65,7 +65,7 @@ def run(arguments: Arguments) -> None:
     curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
     lines = ["# Differential privacy: digits, 1200 clients, 40 a round, 40 rounds, δ = 1e-5", ""]
     lines += [frame_table(table(curves, chosen)), ""]
-    lines += ["The last columns have the clipping norm and the clients' rate that the trials chose. ε = ∞: without noise."]
+    lines += ["The last columns have what the trials chose. ε = ∞ is the same training without noise."]
     write_summary(arguments, lines, picture(curves))
 
 
@@ -93,7 +93,11 @@ def words_of(point: Point) -> list[str]:
     config = load_config(CONFIGS / "privacy.yaml", ["strategy=dense"])
     clients = config.clients
     z = noise_for(epsilon, clients.count, clients.per_round, config.rounds, DELTA) if epsilon < inf else 0
-    return [*METHODS[method], f"local.optimizer.lr={rate}", f"privacy={{clipping_norm: {norm}, noise_multiplier: {z:.4f}, delta: {DELTA}}}"]
+    return [
+        *METHODS[method],
+        f"local.optimizer.lr={rate}",
+        f"privacy={{clipping_norm: {norm}, noise_multiplier: {z:.4f}, delta: {DELTA}}}",
+    ]
 
 
 def named(method: str, epsilon: float, rest: Iterable[float] = ()) -> str:

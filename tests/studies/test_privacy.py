@@ -1,6 +1,5 @@
 """The study of differential privacy: methods at the same ε and of the same size, and a table of what was chosen."""
 
-
 from studies import privacy
 from studies.curves import by_scheme
 from studies.runner import CONFIGS
