@@ -92,7 +92,9 @@ def test_peak_memory_counts_what_is_alive_at_once():
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("strategy=dense", "keep_ratio=1", "model={name: mlp, hidden: [3000, 3000]}"),
+        pytest.param(
+            ("strategy=dense", "keep_ratio=1", "model={name: mlp, hidden: [3000, 3000]}"), marks=pytest.mark.slow
+        ),
         ("strategy=top_n", "keep_ratio=0.4", "model={name: mlp, hidden: [64, 4000, 4000]}"),
     ],
 )

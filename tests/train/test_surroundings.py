@@ -28,7 +28,9 @@ def command(folder, *words, program=("-m", "train"), **variables):
 PICTURES = ["docs/generate.py", "docs/pictures/result.py", "docs/pictures/round.py"]
 
 
-@pytest.mark.parametrize("backend", ["module://a_backend_that_is_not_installed", "inline"])
+@pytest.mark.parametrize(
+    "backend", ["module://a_backend_that_is_not_installed", pytest.param("inline", marks=pytest.mark.slow)]
+)
 def test_command_with_the_backend_of_a_notebook_runs(tmp_path, backend):
     done = command(tmp_path, "config", str(REPOSITORY / "configs/quickstart.yaml"), MPLBACKEND=backend)
     assert done.returncode == 0, done.stderr
