@@ -75,6 +75,22 @@ def beyond() -> str:
     return columns_table(without_scaled(table), columns | {"minus `collective`": "end minus collective"})
 
 
+def network_start() -> str:
+    """Return the published strategies with our start of the network and with timm's, seed by seed."""
+    found, rows = curves("beyond"), []
+    for name in ("collective", "top_n"):
+        timms = found[found.scheme == f"{name}, zero_init_last"]
+        for seed in sorted(timms.seed.unique()):
+            cells = []
+            for runs in (found[found.scheme == name], timms):
+                run = runs[runs.seed == seed].sort_values("rounds")
+                late = run[run.rounds > 0.8 * run.rounds.max()]
+                cells += [100 * run.test_accuracy.iloc[-1], 100 * late.test_accuracy.mean()]
+            rows.append((f"`{name}`", seed, *(f"{value:.1f}" for value in cells)))
+    columns = (f"{whose}: {number}" for whose in ("ours", "timm's") for number in ("end, %", "last fifth, %"))
+    return markdown_table(("as published", "seed", *columns), rows)
+
+
 def beyond_shakespeare() -> str:
     """Return the methods on Shakespeare, and our options at their best rate, beside `top_n` as published."""
     methods, arms = curves("beyond_shakespeare"), curves("options_shakespeare")
@@ -590,7 +606,7 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy),
+        *(beyond, network_start, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
