@@ -63,6 +63,7 @@ def test_factorized_layer_is_called_by_torchs_keyword(layer, x):
     torch.testing.assert_close(small(input=x), small(x), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_compile_of_a_factorized_model_has_one_graph(case):
     model, inputs = case
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -42,6 +42,7 @@ def test_run_with_any_strategy_trains(tmp_path, strategy):
         assert line["seconds"] >= line["seconds_train"] + line["seconds_plan"]
 
 
+@pytest.mark.slow
 def test_run_lowers_the_loss_and_is_better_than_chance(tmp_path):
     longer = [
         "rounds=8",

@@ -268,6 +268,7 @@ def test_processes_leave_no_temporary_file(engine_of, tmp_path, monkeypatch):
     assert list(tmp_path.glob("sharding-*")) == []
 
 
+@pytest.mark.slow
 def test_script_without_a_main_guard_raises_with_the_reason(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
