@@ -5,6 +5,7 @@ only the draw of clients counts.
 """
 
 import logging
+from bisect import bisect_right
 from functools import lru_cache
 from math import ceil, inf
 from typing import Any, Literal
@@ -85,11 +86,7 @@ def rounds_within(
     def spent(count: int) -> float:
         return epsilon(noise_multiplier, num_clients, per_round, count, delta, sampling)
 
-    allowed, too_many = 0, rounds + 1
-    while too_many - allowed > 1:  # ε grows with the rounds
-        middle = (allowed + too_many) // 2
-        allowed, too_many = (middle, too_many) if spent(middle) <= max_epsilon else (allowed, middle)
-    return allowed
+    return bisect_right(range(1, rounds + 1), max_epsilon, key=spent)  # ε grows with the rounds
 
 
 def noise_for(
