@@ -14,9 +14,8 @@ from train.callbacks import Callback
 from train.cli.commands import main
 from train.cli.progress import RunProgress
 from train.config.naming import with_directory
-from train.experiment.assembly import assemble, read_dataset
+from train.experiment.assembly import assemble
 from train.experiment.budget import spent_epsilon
-from train.federate.server_app import config_for_nodes
 from train.run import run
 from train.rundir.file_names import CHECKPOINT_FILE, CONFIG_FILE, SECRET_FILE
 
@@ -93,7 +92,7 @@ def test_two_runs_have_other_noise_and_clients_and_no_secret_in_their_configurat
     )
 
 
-def test_given_seed_is_told_and_neither_in_the_name_nor_sent_to_nodes(tmp_path, caplog):
+def test_given_seed_is_told_and_not_in_the_name(tmp_path, caplog):
     config = tiny(tmp_path / "run", *POISSON, KNOWN)
     run(config)
     assert "whoever knows it can take the noise away" in caplog.text
@@ -102,7 +101,6 @@ def test_given_seed_is_told_and_neither_in_the_name_nor_sent_to_nodes(tmp_path, 
     named = with_directory(config.model_copy(update={"output": None}), ["privacy.secret_seed=5", "rounds=3"])
     assert "5" not in named.directory.name
     assert "rounds=3" in named.directory.name
-    assert config_for_nodes(config, read_dataset(config)).privacy is None
 
 
 def test_metrics_have_no_loss_of_clients_and_progress_has_epsilon(tmp_path):

@@ -11,6 +11,7 @@ from flwr.cli.build import build_fab_from_disk
 from tests.train.federate.nodes import Nodes
 from train.config.schema import load_config
 from train.config.yaml_text import in_yaml
+from train.experiment.assembly import read_dataset
 from train.federate import server_app
 from train.federate.status import FOLDER, Status
 
@@ -45,6 +46,13 @@ def test_server_app_that_lacks_a_package_logs_and_reports_one_line(tmp_path, cap
     (record,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert record.getMessage() == f"the run ends: {told}"
     assert Status(server_app.read(run_config)).read()["ended"] == told
+
+
+def test_nodes_are_not_sent_the_secret_seed():
+    privacy = "privacy={clipping_norm: 1, noise_multiplier: 1, delta: 1e-4, secret_seed: 5}"
+    config = server_app.read(settings("clients.sampler=poisson", privacy))
+    assert config.privacy is not None
+    assert server_app.config_for_nodes(config, read_dataset(config)).privacy is None
 
 
 def test_server_app_with_other_overrides_has_another_directory():
