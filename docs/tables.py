@@ -13,11 +13,12 @@ from studies import beyond as beyond_study
 from studies import finetune as finetune_study
 from studies import multi_task as multi_task_study
 from studies import options as options_study
-from studies import privacy as privacy_study
 from studies import uploads, wireless
 from studies.arrivals import main_table
 from studies.beyond import difference
 from studies.curves import by_scheme, ends, mean_and_error, read_curves
+from studies.privacy import EXPERIMENTS as PRIVACY
+from studies.privacy import named
 from studies.runner import CONFIGS, Arguments
 from studies.upload_studies import UPLOADS
 from train.config.schema import load_config
@@ -210,11 +211,21 @@ def options_gains() -> str:
 
 
 def privacy() -> str:
-    """Return the accuracy of each method at each ε."""
-    found, epsilons = ends(curves("privacy")), privacy_study.EPSILONS
+    """Return the accuracy of each method at each ε, on digits."""
+    return _at_each_epsilon("privacy")
+
+
+def privacy_cifar10() -> str:
+    """Return the accuracy of each method at each ε, on CIFAR-10."""
+    return _at_each_epsilon("privacy_cifar10")
+
+
+def _at_each_epsilon(study: str) -> str:
+    experiment = PRIVACY[study]
+    found, epsilons = ends(curves(study)), sorted(experiment.epsilons)
     rows = []
-    for method in privacy_study.METHODS:
-        of_each = [found[found.scheme == privacy_study.named(method, each)].test_accuracy for each in epsilons]
+    for method in experiment.methods:
+        of_each = [found[found.scheme == named(method, each)].test_accuracy for each in epsilons]
         rows.append((f"`{method}`", *(mean_and_spread(100 * accuracies) for accuracies in of_each)))
     header = ("no noise" if each == inf else f"ε = {each:g}" for each in epsilons)
     return markdown_table(("test accuracy, %", *header), rows)
@@ -606,7 +617,7 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, network_start, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy),
+        *(beyond, network_start, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy, privacy_cifar10),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),

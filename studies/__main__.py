@@ -29,7 +29,7 @@ from train.utils.errors import RunError
 STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(uploads.run, study) for name, study in UPLOADS.items()},
     "multi_task": multi_task.run,
-    "privacy": privacy.run,
+    **{name: partial(privacy.run, experiment) for name, experiment in privacy.EXPERIMENTS.items()},
     **{name: partial(wireless.run, setup) for name, setup in wireless.SETUPS.items()},
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{

@@ -5,14 +5,19 @@ training, and a narrow network of as many numbers is level with it.
 
 The rules, set before the runs that are reported:
 
-- Digits, 1200 clients of one or two samples each, 40 of them in a round by Poisson sampling, 40 rounds, δ = 1e-5. Some
-  runs of seed 0, of dense, narrow and top_n, chose the network, the rounds and the two clipping norms and rates.
+- Digits: 1200 clients of one or two samples each, 40 of them in a round by Poisson sampling, 40 rounds. CIFAR-10, with
+  the network of the medium scale: 24,000 clients of two or three images, 100 in a round, 20 rounds. δ = 1e-5. Some runs
+  of seed 0 (digits) or 1000 (CIFAR-10), of dense, narrow and top_n, chose the network's start, the rounds, and the two
+  clipping norms and rates.
 - Each method at ε = 2, 8 and 32 takes the noise multiplier that the account gives, the same for all, and the best of
   two clipping norms and two learning rates of the clients. Trials choose it: one run of a seed of its own, measured on
-  200 training samples that no client has. Trials are not charged to ε.
+  training samples that no client has. Trials are not charged to ε.
 - All methods have the server's optimizer and the average of models of the default recipe, and one local step, so that
-  they differ in the model alone: `narrow` is a network of 73 instead of 128 units a layer, which has the numbers of a
-  shard of r = 0.1. What the noise costs is the difference to the same training without it, clipped as with it.
+  they differ in the model alone: `narrow` is the network whose numbers are nearest to a shard's of r = 0.1, on CIFAR-10
+  of an even width. On digits, what the noise costs is the difference to the same training without it, clipped as with
+  it.
+- CIFAR-10, where time is short: `full` has no trials and takes what `dense` takes, as its trials on digits chose at
+  every ε. A method whose trials all stay below 12 % at one ε is not run at a smaller one, where it has more noise.
 - Reported is the accuracy of the last round on the test set, mean and deviation of three seeds, and the difference to
   `dense`, seed by seed. A difference counts if it is twice its standard error.
 
@@ -20,8 +25,9 @@ The seeds of the noise are given, so that the runs can be made again; real runs 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -35,66 +41,129 @@ from train.report.text import NOTHING, frame_table, mean_and_spread
 from train.run import run as train
 
 COLUMNS = ("rounds", "bytes_up", "bytes_down", "test_accuracy")
-DELTA, EPSILONS = 1e-5, (2.0, 8.0, 32.0, inf)  # infinite: without noise
-NORMS, RATES = (0.5, 1.5), (0.3, 1.0)
+DELTA = 1e-5
 TRIAL_SEED, SEEDS = 1000, (0, 1, 2)
-HELD_OUT = "data.holdout=200"
+CHANCE = 0.12
 BASELINE = "dense"
 FULL_RANK = ("init=as_built",)  # a start of low rank has only the terms that top_n takes
-METHODS: dict[str, Sequence[str]] = {
-    BASELINE: ("strategy=dense",),
-    "narrow": ("strategy=dense", "model={name: mlp, hidden: [73, 73, 73]}"),
-    "full": ("strategy=full",),
-    "top_n 0.1": ("strategy=top_n",),
-    "top_n 0.2": ("strategy=top_n", "keep_ratio=0.2"),
-    "collective 0.1": ("strategy=collective", *FULL_RANK),
-    "collective 0.2": ("strategy=collective", "keep_ratio=0.2", *FULL_RANK),
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared on one dataset.
+
+    Attributes:
+        title: the data and the clients.
+        config: the file of the configuration.
+        narrow: overrides of the network with the numbers of a shard of r = 0.1.
+        held_out: override that keeps training samples from the clients, for trials.
+        epsilons: from the largest; infinite without noise.
+        norms: two clipping norms.
+        rates: two learning rates.
+        same_choice: methods without trials of their own, and the method whose choice they take.
+    """
+
+    title: str
+    config: Path
+    narrow: Sequence[str]
+    held_out: str
+    epsilons: Sequence[float]
+    norms: Sequence[float]
+    rates: Sequence[float]
+    same_choice: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> dict[str, Sequence[str]]:
+        """The overrides of each method."""
+        return {
+            BASELINE: ("strategy=dense",),
+            "narrow": ("strategy=dense", *self.narrow),
+            "full": ("strategy=full",),
+            "top_n 0.1": ("strategy=top_n",),
+            "top_n 0.2": ("strategy=top_n", "keep_ratio=0.2"),
+            "collective 0.1": ("strategy=collective", *FULL_RANK),
+            "collective 0.2": ("strategy=collective", "keep_ratio=0.2", *FULL_RANK),
+        }
+
+
+EXPERIMENTS = {
+    "privacy": Experiment(
+        "digits, 1200 clients",
+        CONFIGS / "privacy.yaml",
+        narrow=("model={name: mlp, hidden: [73, 73, 73]}",),
+        held_out="data.holdout=200",
+        epsilons=(inf, 32.0, 8.0, 2.0),
+        norms=(0.5, 1.5),
+        rates=(0.3, 1.0),
+    ),
+    "privacy_cifar10": Experiment(
+        "CIFAR-10, 24,000 clients",
+        CONFIGS / "privacy_cifar10.yaml",
+        narrow=("model.width=12", "model.groups=6"),
+        held_out="data.holdout=2000",
+        epsilons=(32.0, 8.0, 2.0),
+        norms=(1.0, 3.0),
+        rates=(0.3, 1.0),
+        same_choice={"full": BASELINE},
+    ),
 }
 
 
-def run(arguments: Arguments) -> None:
-    """Run the trials and the seeds that are missing, ε by ε; write the table and the picture."""
+def run(experiment: Experiment, arguments: Arguments) -> None:
+    """Run the trials and the seeds that are missing, ε by ε from the largest; write the table and the picture."""
     chosen: dict[str, Point] = {}
-    for epsilon in EPSILONS:
-        trials = {named(*point[:2], point[2:]): [*words_of(point), HELD_OUT] for point in points(epsilon)}
-        configs = configs_of(trials, replace(arguments, seeds=(TRIAL_SEED,)))
-        best = best_points(by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here)))
-        configs = configs_of({name: words_of(point) for name, point in best.items()}, arguments)
+    methods = [*experiment.methods]
+    for epsilon in experiment.epsilons:
+        tried = [method for method in methods if method not in experiment.same_choice]
+        grid = [(each, epsilon, norm, lr) for each in tried for norm in experiment.norms for lr in experiment.rates]
+        words = {named(*point[:2], point[2:]): [*words_of(experiment, point), experiment.held_out] for point in grid}
+        configs = configs_of(experiment, words, replace(arguments, seeds=(TRIAL_SEED,)))
+        trials = by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here))
+        best = best_points(trials, grid)
+        for method, other in experiment.same_choice.items():
+            best[method] = (method, *best[other][0][1:]), best[other][1]
+        points = {named(method, epsilon): best[method][0] for method in methods}
+        words = {name: words_of(experiment, point) for name, point in points.items()}
+        configs = configs_of(experiment, words, arguments)
         curves_of(configs, arguments, columns=COLUMNS, run=run_here)
-        chosen |= best
+        chosen |= points
+        methods = [method for method in methods if best[method][1] >= CHANCE]
     curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
-    lines = ["# Differential privacy: digits, 1200 clients, 40 a round, 40 rounds, δ = 1e-5", ""]
-    lines += [frame_table(table(curves, chosen)), ""]
-    lines += ["The last columns have what the trials chose. ε = ∞ is the same training without noise."]
-    write_summary(arguments, lines, picture(curves))
+    config = load_config(experiment.config, ["strategy=dense"])
+    setting = f"{config.clients.per_round} a round, {config.rounds} rounds, δ = 1e-5"
+    lines = [
+        f"# Differential privacy: {experiment.title}, {setting}",
+        "",
+        frame_table(table(experiment, curves, chosen)),
+        "",
+    ]
+    lines += ["The last columns have what the trials chose."]
+    if inf in experiment.epsilons:
+        lines[-1] += " ε = ∞ is the same training without noise."
+    write_summary(arguments, lines, picture(experiment, curves))
 
 
 Point = tuple[str, float, float, float]  # method, ε, clipping norm, rate
 
 
-def points(epsilon: float) -> list[Point]:
-    """Return what trials compare at an ε."""
-    return [(method, epsilon, norm, rate) for method in METHODS for norm in NORMS for rate in RATES]
+def best_points(trials: pd.DataFrame, points: Iterable[Point]) -> dict[str, tuple[Point, float]]:
+    """Return the point of each method whose trial has the best accuracy, and that accuracy."""
+    accuracy, best = ends(trials).set_index("scheme").test_accuracy, dict[str, tuple[Point, float]]()
+    for point in points:
+        method, found = point[0], float(accuracy[named(*point[:2], point[2:])])
+        if method not in best or found > best[method][1]:
+            best[method] = point, found
+    return best
 
 
-def best_points(trials: pd.DataFrame) -> dict[str, Point]:
-    """Return the point of each method and ε whose trial has the best accuracy, by the names of the methods' runs."""
-    accuracy, best = ends(trials).set_index("scheme").test_accuracy, dict[str, tuple[float, Point]]()
-    for point in (point for epsilon in EPSILONS for point in points(epsilon)):
-        name, trial = named(*point[:2]), named(*point[:2], point[2:])
-        if trial in accuracy and (name not in best or accuracy[trial] > best[name][0]):
-            best[name] = float(accuracy[trial]), point
-    return {name: point for name, (_, point) in best.items()}
-
-
-def words_of(point: Point) -> list[str]:
+def words_of(experiment: Experiment, point: Point) -> list[str]:
     """Return the overrides of a point."""
     method, epsilon, norm, rate = point
-    config = load_config(CONFIGS / "privacy.yaml", ["strategy=dense"])
+    config = load_config(experiment.config, ["strategy=dense"])
     clients = config.clients
     z = noise_for(epsilon, clients.count, clients.per_round, config.rounds, DELTA) if epsilon < inf else 0
     return [
-        *METHODS[method],
+        *experiment.methods[method],
         f"local.optimizer.lr={rate}",
         f"privacy={{clipping_norm: {norm}, noise_multiplier: {z:.4f}, delta: {DELTA}}}",
     ]
@@ -106,14 +175,14 @@ def named(method: str, epsilon: float, rest: Iterable[float] = ()) -> str:
     return ", ".join([method, spent, *(f"{value:g}" for value in rest)])
 
 
-def configs_of(schemes: Mapping[str, Sequence[str]], arguments: Arguments) -> dict[str, Config]:
+def configs_of(experiment: Experiment, schemes: Mapping[str, Sequence[str]], arguments: Arguments) -> dict[str, Config]:
     """Return the configuration of every seed of every scheme, with known noise."""
     configs = {}
     for scheme, words in schemes.items():
         for seed in arguments.seeds or SEEDS:
             seeds = [f"seed={seed}", f"privacy.secret_seed={seed}"]
             overrides = [*words, *seeds, f"output={arguments.into}/runs/{folder(scheme)}-{seed}", *arguments.overrides]
-            configs[f"{scheme}-{seed}"] = load_config(CONFIGS / "privacy.yaml", overrides)
+            configs[f"{scheme}-{seed}"] = load_config(experiment.config, overrides)
     return configs
 
 
@@ -125,13 +194,15 @@ def run_here(configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
     return evaluations(rounds_of(configs))
 
 
-def table(curves: pd.DataFrame, settings: Mapping[str, Point]) -> pd.DataFrame:
+def table(experiment: Experiment, curves: pd.DataFrame, settings: Mapping[str, Point]) -> pd.DataFrame:
     """Return a row for each method at each ε: its accuracy in %, the difference to `dense`, and the chosen point."""
     last, rows = ends(curves), []
-    for epsilon in EPSILONS:
+    for epsilon in sorted(experiment.epsilons):
         baseline = _accuracies(last, named(BASELINE, epsilon))
-        for method in METHODS:
-            found, (_, _, norm, rate) = _accuracies(last, named(method, epsilon)), settings[named(method, epsilon)]
+        for method in experiment.methods:
+            if (name := named(method, epsilon)) not in settings:
+                continue
+            found, (_, _, norm, rate) = _accuracies(last, name), settings[name]
             rows.append(
                 {
                     "ε": "∞" if epsilon == inf else f"{epsilon:g}",
@@ -145,17 +216,18 @@ def table(curves: pd.DataFrame, settings: Mapping[str, Point]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def picture(curves: pd.DataFrame) -> Figure:
+def picture(experiment: Experiment, curves: pd.DataFrame) -> Figure:
     """Draw the accuracy of each method against ε, with a bar of one deviation, and without noise at the right."""
-    last, places = ends(curves), [*range(len(EPSILONS))]
+    last, epsilons = ends(curves), sorted(experiment.epsilons)
+    places = [*range(len(epsilons))]
     figure = Figure(figsize=(6, 4), layout="constrained")
-    figure.suptitle("Accuracy at the same privacy: digits, 1200 clients", x=0.01, ha="left")
+    figure.suptitle(f"Accuracy at the same privacy: {experiment.title}", x=0.01, ha="left")
     axes = figure.subplots()
-    for method, style in styles_of([*METHODS]).items():
-        found = [_accuracies(last, named(method, epsilon)) for epsilon in EPSILONS]
+    for method, style in styles_of([*experiment.methods]).items():
+        found = [_accuracies(last, named(method, epsilon)) for epsilon in epsilons]
         means, bars = [each.mean() for each in found], [each.std() for each in found]
         axes.errorbar(places, means, bars, capsize=3, label=method, **style.line(len(places)))
-    axes.set_xticks(places, ["no noise" if epsilon == inf else f"ε = {epsilon:g}" for epsilon in EPSILONS])
+    axes.set_xticks(places, ["no noise" if epsilon == inf else f"ε = {epsilon:g}" for epsilon in epsilons])
     axes.set(ylabel="test accuracy (%)")
     axes.grid(alpha=0.3)
     add_legend(figure, axes)
