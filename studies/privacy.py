@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 
 from sharding.rounds.privacy.accountant import noise_for
 from studies.curves import by_scheme, ends, evaluations, mean_and_error
-from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, rounds_of, write_summary
+from studies.runner import CONFIGS, Arguments, curves_of, folder, kept_curves, rounds_of, run_all, write_summary
 from train.config.schema import Config, load_config
 from train.report.plots import add_legend, styles_of
 from train.report.text import NOTHING, frame_table, mean_and_spread
@@ -110,22 +110,26 @@ EXPERIMENTS = {
 
 
 def run(experiment: Experiment, arguments: Arguments) -> None:
-    """Run the trials and the seeds that are missing, ε by ε from the largest; write the table and the picture."""
+    """Run the trials and the seeds that are missing, ε by ε from the largest; write the table and the picture.
+
+    With a number of jobs, as many run at a time, in processes of their own.
+    """
     chosen: dict[str, Point] = {}
     methods = [*experiment.methods]
+    runs = run_here if arguments.jobs is None else run_all
     for epsilon in experiment.epsilons:
         tried = [method for method in methods if method not in experiment.same_choice]
         grid = [(each, epsilon, norm, lr) for each in tried for norm in experiment.norms for lr in experiment.rates]
         words = {named(*point[:2], point[2:]): [*words_of(experiment, point), experiment.held_out] for point in grid}
         configs = configs_of(experiment, words, replace(arguments, seeds=(TRIAL_SEED,)))
-        trials = by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=run_here))
+        trials = by_scheme(curves_of(configs, arguments, "trials.csv", columns=COLUMNS, run=runs))
         best = best_points(trials, grid)
         for method, other in experiment.same_choice.items():
             best[method] = (method, *best[other][0][1:]), best[other][1]
         points = {named(method, epsilon): best[method][0] for method in methods}
         words = {name: words_of(experiment, point) for name, point in points.items()}
         configs = configs_of(experiment, words, arguments)
-        curves_of(configs, arguments, columns=COLUMNS, run=run_here)
+        curves_of(configs, arguments, columns=COLUMNS, run=runs)
         chosen |= points
         methods = [method for method in methods if best[method][1] >= CHANCE]
     curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
@@ -187,7 +191,10 @@ def configs_of(experiment: Experiment, schemes: Mapping[str, Sequence[str]], arg
 
 
 def run_here(configs: Mapping[str, Config], *_: object) -> pd.DataFrame:
-    """Run what is missing, one after the other in this process: a run takes seconds, and starting one as long."""
+    """Run what is missing, one after the other in this process.
+
+    On digits a run takes seconds, and a process as long to start.
+    """
     for name, config in configs.items():
         train(config, resume=True)
         print(name, flush=True)
