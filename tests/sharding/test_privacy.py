@@ -171,6 +171,21 @@ def test_clients_that_fail_count_as_zero_and_the_rest_alike():
     assert average.finish()[1].accepted == [0]
 
 
+def test_an_update_in_float64_is_left_as_it_is():
+    privacy = Gaussian(clipping_norm=1.0, noise_multiplier=1.0, keep_ratios=POPULATION, per_round=4.0)
+    server = Server(make_net().double(), ShardPlanner("top_n"), privacy=privacy)
+    updates, copies = [], []
+
+    def train(client, shard):
+        updates.append(attacked(shard, "small"))
+        copies.append({name: part.clone() for name, part in updates[-1].trained().items()})
+        return updates[-1]
+
+    server.round(0, {0: 0.25}, train)
+    assert any(part.dtype == torch.float64 for part in copies[0].values())
+    assert all(torch.equal(part, copies[0][name]) for name, part in updates[0].trained().items())
+
+
 def test_buffers_are_neither_released_nor_part_of_the_norm():
     model = make_net()
     model.register_buffer("mask", torch.ones(3))

@@ -80,7 +80,8 @@ class PrivateAverage(Average):
         before: dict[str, Tensor] = dict(plan.whole)
         for layer, terms in update.terms.items():
             before[key(layer, "u")], before[key(layer, "v")] = plan.spectra[layer].cut(terms.indices)
-        return {name: returned[name].double() - before[name].double() for name in returned if name in self.sums}
+        exact = {name: returned[name].to(torch.float64, copy=True) for name in returned if name in self.sums}
+        return {name: change.sub_(before[name]) for name, change in exact.items()}
 
     def _changes(self) -> Iterator[tuple[str, Tensor]]:
         """Add the noise, and yield the name and Δ of every tensor that clients train, in its type."""
