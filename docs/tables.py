@@ -16,15 +16,16 @@ from studies import options as options_study
 from studies import uploads, wireless
 from studies.arrivals import main_table
 from studies.beyond import difference
-from studies.curves import by_scheme, ends, mean_and_error, read_curves
+from studies.curves import by_scheme, ends, evaluations, mean_and_error, read_curves
 from studies.privacy import EXPERIMENTS as PRIVACY
 from studies.privacy import named
 from studies.runner import CONFIGS, Arguments
 from studies.upload_studies import UPLOADS
 from train.config.schema import load_config
-from train.report.frame import find_runs
+from train.report.frame import find_runs, round_frame
 from train.report.text import NOTHING, frame_table, markdown_table, mean_and_spread
 from train.rundir.records import read_layers
+from train.utils.jsonl import read_lines
 
 RESULTS = Path(__file__).parents[1] / "results"
 CIFAR = "CIFAR-10 (re-encoded)"  # lossy WebP, not the official images
@@ -78,16 +79,18 @@ def beyond() -> str:
 
 def network_start() -> str:
     """Return the published strategies with our start of the network and with timm's, seed by seed."""
-    found, rows = curves("beyond"), []
-    for name in ("collective", "top_n"):
+    cells = RESULTS / "tables_medium" / "cells" / "cifar10_resnet18" / "whole"  # dense training with our start
+    whole = {path.parent.name: read_lines(path) for path in sorted(cells.glob("dense-*/metrics.jsonl"))}
+    found, rows = pd.concat([curves("beyond"), by_scheme(evaluations(round_frame(whole)))]), []
+    for name in ("collective", "top_n", "dense"):
         timms = found[found.scheme == f"{name}, zero_init_last"]
         for seed in sorted(timms.seed.unique()):
-            cells = []
+            numbers = []
             for runs in (found[found.scheme == name], timms):
                 run = runs[runs.seed == seed].sort_values("rounds")
                 late = run[run.rounds > 0.8 * run.rounds.max()]
-                cells += [100 * run.test_accuracy.iloc[-1], 100 * late.test_accuracy.mean()]
-            rows.append((f"`{name}`", seed, *(f"{value:.1f}" for value in cells)))
+                numbers += [100 * run.test_accuracy.iloc[-1], 100 * late.test_accuracy.mean()]
+            rows.append((f"`{name}`", seed, *(f"{value:.1f}" for value in numbers)))
     columns = (f"{whose}: {number}" for whose in ("ours", "timm's") for number in ("end, %", "last fifth, %"))
     return markdown_table(("as published", "seed", *columns), rows)
 
