@@ -218,6 +218,11 @@ def privacy() -> str:
     return _at_each_epsilon("privacy")
 
 
+def privacy_cifar10() -> str:
+    """Return the accuracy of each method at each ε, on CIFAR-10."""
+    return _at_each_epsilon("privacy_cifar10")
+
+
 def _at_each_epsilon(study: str) -> str:
     experiment = PRIVACY[study]
     found, epsilons = ends(curves(study)), sorted(experiment.epsilons)
@@ -615,7 +620,7 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, network_start, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy),
+        *(beyond, network_start, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy, privacy_cifar10),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),

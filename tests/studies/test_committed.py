@@ -12,7 +12,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
     *(
-        "privacy_cifar10",
         "published_network",
         "narrow_fifth",
         "narrow_tenth",
