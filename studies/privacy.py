@@ -135,15 +135,10 @@ def run(experiment: Experiment, arguments: Arguments) -> None:
     curves = by_scheme(kept_curves(arguments, columns=COLUMNS))
     config = load_config(experiment.config, ["strategy=dense"])
     setting = f"{config.clients.per_round} a round, {config.rounds} rounds, δ = 1e-5"
-    lines = [
-        f"# Differential privacy: {experiment.title}, {setting}",
-        "",
-        frame_table(table(experiment, curves, chosen)),
-        "",
-    ]
-    lines += ["The last columns have what the trials chose."]
-    if inf in experiment.epsilons:
-        lines[-1] += " ε = ∞ is the same training without noise."
+    remark = " ε = ∞ is the same training without noise." if inf in experiment.epsilons else ""
+    lines = [f"# Differential privacy: {experiment.title}, {setting}", ""]
+    lines += [frame_table(table(experiment, curves, chosen)), ""]
+    lines += ["The last columns have what the trials chose." + remark]
     write_summary(arguments, lines, picture(experiment, curves))
 
 
