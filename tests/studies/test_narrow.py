@@ -9,8 +9,6 @@ from train.config.schema import load_config
 from train.data import empty_dataset
 from train.experiment.assembly import make_model, make_planner
 
-START = "model.zero_init_last=true"
-
 
 def bytes_of(config):
     """Return the bytes of a shard and of its update, which have no tail here."""
@@ -21,16 +19,18 @@ def bytes_of(config):
 @pytest.mark.parametrize("study", narrow.EXPERIMENTS)
 def test_narrow_network_is_the_nearest_even_width_with_the_same_recipe(study):
     experiment = narrow.EXPERIMENTS[study]
-    shards, equal_rounds, equal_bytes = (
-        load_config(CONFIGS / "beyond.yaml", overrides_of(experiment, arm, 1, [START, "local.optimizer.lr=0.02"]))
+    shards, equal_rounds, equal_bytes, *others = (
+        load_config(CONFIGS / "beyond.yaml", overrides_of(experiment, arm, 1, ["local.optimizer.lr=0.02"]))
         for arm in experiment.arms.values()
     )
     recipe = ("server_optimizer", "result", "local", "clients", "data", "init", "evaluate_every")
     for other in (equal_rounds, equal_bytes):
         assert all(getattr(shards, key) == getattr(other, key) for key in recipe)
-        assert other.model.options["zero_init_last"]
         options = other.model.options
         assert options["width"] / options["groups"] == shards.model.options["width"] / shards.model.options["groups"]
+    for other in others:  # as the shards, but for the start
+        model = shards.model.model_copy(update={"zero_init_last": True})
+        assert other == shards.model_copy(update={"model": model})
     wanted, width = bytes_of(shards), equal_rounds.model.options["width"]
 
     def of_width(channels):
