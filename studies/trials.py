@@ -18,8 +18,8 @@ Rules, set before the runs:
 
 On one core 100 rounds with shards take about 8 minutes, all of `trials` 4.2 hours and `long_run` 2.5.
 
-    python -m studies trials model.zero_init_last=true --only 'r = 0.2' 'rank n'
-    python -m studies long_run model.zero_init_last=true
+    python -m studies trials --only 'r = 0.2' 'rank n'
+    python -m studies long_run
 """
 
 from collections.abc import Iterable, Mapping, Sequence
