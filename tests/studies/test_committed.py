@@ -13,7 +13,6 @@ NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
     *(
         "narrow_fifth",
-        "narrow_tenth",
         "trials",
         "long_run",
         "growing_texts",
@@ -27,6 +26,7 @@ PARTLY_RUN = (
     "central",
     "finetune",
     "finetune_vision",
+    "narrow_tenth",
     "published_network",
     "uneven",
 )
