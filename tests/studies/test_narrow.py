@@ -27,6 +27,7 @@ def test_narrow_network_is_the_nearest_even_width_with_the_same_recipe(study):
     for other in (equal_rounds, equal_bytes):
         assert all(getattr(shards, key) == getattr(other, key) for key in recipe)
         options = other.model.options
+        assert options["zero_init_last"] == shards.model.options["zero_init_last"]
         assert options["width"] / options["groups"] == shards.model.options["width"] / shards.model.options["groups"]
     for other in others:  # as the shards, but for the start
         model = shards.model.model_copy(update={"zero_init_last": True})
