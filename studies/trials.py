@@ -5,8 +5,8 @@
 
 Rules, set before the runs:
 
-- Rates are 0.02 for shards and 0.05 for the narrow network (`studies/narrow.py`), unless the trials of that study
-  choose others before; local epochs divide the rate by the root of their number.
+- Rates are those that the trials of `studies/narrow.py` chose before: 0.01 for shards and 0.02 for the narrow network;
+  local epochs divide the rate by the root of their number.
 - A change is kept if it ends more than one point ahead of its base on both seeds. Then it runs at full length on three
   seeds before it becomes part of the recipe. More epochs are kept only if the narrow network gains less by them.
 - "rank n" closes the question of the server's rank without a run of its own if in the base the energy beyond n is below
@@ -265,12 +265,12 @@ class TrialStudy(NamedTuple):
 
 def shards(change: Change = unchanged, epochs: int = 1, rounds: int = 100, base: str = "r = 0.2") -> Trial:
     """Return an arm of shards; more local epochs divide the rate by the root of their number."""
-    return Trial(("keep_ratio=0.2", f"rounds={rounds}", *local(epochs, 0.02)), base, change)
+    return Trial(("keep_ratio=0.2", f"rounds={rounds}", *local(epochs, 0.01)), base, change)
 
 
 def narrow(epochs: int = 1, base: str = "narrow") -> Trial:
     """Return an arm of the narrow network, for the bytes of 100 rounds with shards."""
-    return Trial(("strategy=dense", "model.width=16", "model.groups=8", "rounds=96", *local(epochs, 0.05)), base)
+    return Trial(("strategy=dense", "model.width=16", "model.groups=8", "rounds=96", *local(epochs, 0.02)), base)
 
 
 def local(epochs: int, lr: float) -> tuple[str, str]:
@@ -281,7 +281,7 @@ def local(epochs: int, lr: float) -> tuple[str, str]:
 PILOT = "dense pilot"
 EXPERIMENTS = {
     "trials": TrialStudy(
-        "CIFAR-10 (re-encoded), medium scale, r = 0.2, 100 rounds",
+        "CIFAR-10 (re-encoded), medium scale, r = 0.2",
         (1000, 1001),
         ("recipe=tuned",),
         {
@@ -300,7 +300,7 @@ EXPERIMENTS = {
         },
     ),
     "long_run": TrialStudy(
-        "CIFAR-10 (re-encoded), medium scale, r = 0.1, 1,000 rounds",
+        "CIFAR-10 (re-encoded), medium scale, r = 0.1",
         (0,),
         ("recipe=tuned", "keep_ratio=0.1", "rounds=1000", "local.optimizer.lr=0.02"),
         {
