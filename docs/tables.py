@@ -116,6 +116,16 @@ def uneven() -> str:
     return columns_table(table, columns | {"end, %": "end", "minus `top_n`": "end minus the first"})
 
 
+def narrow() -> str:
+    """Return shards and narrow networks with our recipe, for as many rounds and for as many bytes."""
+    tables = []
+    for study, first in {"narrow_tenth": "r = 0.1 for all"}.items():
+        runs = curves(study)
+        tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], first))
+    columns = {f"{CIFAR}, our recipe": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
+    return columns_table(pd.concat(tables), columns | {"end, %": "end", "minus shards": "end minus the first"})
+
+
 def capacity() -> str:
     """Return the default's accuracy with ever more strong clients."""
     table = options_study.arms_table(curves("capacity"), "r = 0.2 for all")
@@ -620,7 +630,8 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, network_start, beyond_shakespeare, uneven, uneven_digits, quickstart, privacy, privacy_cifar10),
+        *(beyond, network_start, narrow, beyond_shakespeare, uneven, uneven_digits, quickstart),
+        *(privacy, privacy_cifar10),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),

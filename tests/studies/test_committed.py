@@ -14,7 +14,6 @@ NOT_RUN = {
     *(
         "narrow_fifth",
         "trials",
-        "long_run",
         "growing_texts",
         "growing_images",
     ),  # rules first
@@ -26,7 +25,7 @@ PARTLY_RUN = (
     "central",
     "finetune",
     "finetune_vision",
-    "narrow_tenth",
+    "long_run",
     "published_network",
     "uneven",
 )
