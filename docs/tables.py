@@ -119,7 +119,7 @@ def uneven() -> str:
 def narrow() -> str:
     """Return shards and narrow networks with our recipe, for as many rounds and for as many bytes."""
     tables = []
-    for study, first in {"narrow_tenth": "r = 0.1 for all"}.items():
+    for study, first in {"narrow_tenth": "r = 0.1 for all", "narrow_fifth": "r = 0.2 for all"}.items():
         runs = curves(study)
         tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], first))
     columns = {f"{CIFAR}, our recipe": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}

@@ -12,7 +12,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
     *(
-        "narrow_fifth",
         "trials",
         "growing_texts",
         "growing_images",
