@@ -13,7 +13,6 @@ NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
     *(
         "trials",
-        "growing_texts",
         "growing_images",
     ),  # rules first
 }
@@ -24,6 +23,7 @@ PARTLY_RUN = (
     "central",
     "finetune",
     "finetune_vision",
+    "growing_texts",
     "long_run",
     "published_network",
     "uneven",
