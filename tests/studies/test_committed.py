@@ -11,10 +11,7 @@ from studies.curves import read_curves, write_curves
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
-    *(
-        "trials",
-        "growing_images",
-    ),  # rules first
+    "growing_images",  # rules first
 }
 PARTLY_RUN = (
     "beyond",
@@ -26,6 +23,7 @@ PARTLY_RUN = (
     "growing_texts",
     "long_run",
     "published_network",
+    "trials",
     "uneven",
 )
 
