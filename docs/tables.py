@@ -17,6 +17,7 @@ from studies import uploads, wireless
 from studies.arrivals import main_table
 from studies.beyond import difference
 from studies.curves import by_scheme, ends, evaluations, mean_and_error, read_curves
+from studies.narrow import EXPERIMENTS as NARROW
 from studies.privacy import EXPERIMENTS as PRIVACY
 from studies.privacy import named
 from studies.runner import CONFIGS, Arguments
@@ -119,9 +120,9 @@ def uneven() -> str:
 def narrow() -> str:
     """Return shards and narrow networks with our recipe, for as many rounds and for as many bytes."""
     tables = []
-    for study, first in {"narrow_tenth": "r = 0.1 for all", "narrow_fifth": "r = 0.2 for all"}.items():
-        runs = curves(study)
-        tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], first))
+    for study, experiment in NARROW.items():
+        runs, shards = curves(study), next(iter(experiment.arms))
+        tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], shards))
     columns = {f"{CIFAR}, our recipe": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
     return columns_table(pd.concat(tables), columns | {"end, %": "end", "minus shards": "end minus the first"})
 
