@@ -161,7 +161,7 @@ def map_threads(
     """Map a function over items on as many threads as torch may use, each computing with one; keep the order.
 
     Threads serve the CPU only. Another device is kept busy by one, and several that call `torch.linalg` there first, at
-    the same time, fail.
+    the same time, fail. Each thread sets its own number: torch's is not that of the linear algebra in a new thread.
 
     Args:
         function: of an item.
@@ -169,15 +169,14 @@ def map_threads(
         devices: that the function computes on.
     """
     threads = torch.get_num_threads()
-    if min(threads, len(items)) < 2 or any(device.type != "cpu" for device in devices):
+    if threads == 1 or any(device.type != "cpu" for device in devices):
         yield from map(function, items)
         return
-    torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield from pool.map(function, items)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads)  # also of threads to come
 
 
 def decompose_batch(matrices: Sequence[Tensor]) -> list[Decomposition]:

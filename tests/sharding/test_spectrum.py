@@ -1,5 +1,8 @@
 """Decomposition against torch's SVD, and spectra whose squares would lose precision."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -128,15 +131,28 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_decompose_with_any_number_of_threads_has_the_same_bits(two_threads):
-    torch.manual_seed(0)
-    matrices = {str(size): torch.randn(size, 200).double() for size in (200, 150, 90, 20)}
-    both = decompose(matrices)
-    assert torch.get_num_threads() == 2
+SAME_BITS = """
+import torch
+from sharding.matrices.spectrum import decompose
+
+torch.manual_seed(0)
+matrices = {str(size): torch.randn(size, 200).double() for size in (200, 150, 90, 20)}
+for chosen in (matrices, {"150": matrices["150"]}):
     torch.set_num_threads(1)
-    for name, alone in decompose(matrices).items():
-        assert torch.equal(both[name].magnitudes, alone.magnitudes)
-        assert torch.equal(both[name].u, alone.u)
+    alone = decompose(chosen)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        for name, spectrum in decompose(chosen).items():
+            assert torch.equal(spectrum.magnitudes, alone[name].magnitudes), (threads, name)
+            assert torch.equal(spectrum.u, alone[name].u), (threads, name)
+        assert torch.get_num_threads() == threads
+"""
+
+
+def test_decompose_with_any_number_of_threads_has_the_same_bits():
+    """In a process whose new threads may use several cores, which OMP_NUM_THREADS=1 forbids here."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", SAME_BITS], env=environment, check=True)
 
 
 def test_map_threads_with_an_error_raises_and_restores_num_threads(two_threads):
