@@ -12,9 +12,8 @@ quickstart: $(TRAIN)
 		--strategies top_n,prism,unbiased,collective,dense \
 		output=runs/quickstart --resume
 
-# One thread per test process: the models are small, and two processes on two cores are faster than two threads.
 test: $(DEV)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not federation"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not federation"
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# The models are small: two processes on two cores are faster than two threads, and threads of both wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it once
+
 import pytest
 import torch
 from hypothesis import settings
