@@ -1,19 +1,21 @@
 """Trials of changes to our recipe that are not options of the program, at the medium scale of the CIFAR-10 column.
 
 - `trials`: r = 0.2, 100 rounds, seeds 1000 and 1001; each change at the bytes of the arm that it changes.
-- `long_run`: r = 0.1, 1,000 rounds, seed 0: what the end of a long run loses, and an end without a falling rate.
+- `long_run`: r = 0.1, 1,000 rounds, seed 0: what the end of a long run loses, an end without a falling rate, and
+  whether the narrow network of the same bytes stays ahead when its capacity may bind.
 
 Rules, set before the runs:
 
-- Rates are those that the trials of `studies/narrow.py` chose before: 0.01 for shards and 0.02 for the narrow network;
-  local epochs divide the rate by the root of their number.
+- Rates are those that the trials of `studies/narrow.py` chose before: 0.01 for shards and 0.02 for the narrow network
+  at r = 0.2, 0.02 and 0.03 at r = 0.1; local epochs divide the rate by the root of their number.
 - A change is kept if it ends more than one point ahead of its base on both seeds. Then it runs at full length on three
   seeds before it becomes part of the recipe. More epochs are kept only if the narrow network gains less by them.
 - "rank n" closes the question of the server's rank without a run of its own if in the base the energy beyond n is below
   half a percent and the cut of the average ends within 0.3 points of the average.
 - `long_run`: the default loses its end if its average ends more than half a point below its best evaluation of the
   first two thirds. Then the last model takes its place if that ends half a point ahead of the average, or else the
-  constant rate with the average of the last half if that ends half a point ahead of both.
+  constant rate with the average of the last half if that ends half a point ahead of both. Between shards and the narrow
+  network less than a point says nothing, for it is one seed.
 - Every arm, finished or not, is shown.
 
 On one core 100 rounds with shards take about 8 minutes, all of `trials` 4.2 hours and `long_run` 2.5.
@@ -306,6 +308,10 @@ EXPERIMENTS = {
         {
             "cosine": Trial(()),
             "constant, last half": Trial(("local.schedule=constant",), "cosine", average_of_last_half),
+            "narrow": Trial(
+                ("strategy=dense", "model.width=12", "model.groups=6", "rounds=876", "local.optimizer.lr=0.03"),
+                "cosine",
+            ),
         },
     ),
 }

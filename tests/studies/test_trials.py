@@ -238,8 +238,12 @@ def test_change_is_kept_if_it_gains_a_point_on_both_seeds(curves_of, end, word):
     assert table["minus base, by seed"].tolist() == ["–", f"+3.0, {100 * (end - 0.5):+.1f}"]
 
 
-def test_long_run_has_both_ends():
-    for name, trial in trials.EXPERIMENTS["long_run"].arms.items():
-        config = load_config(CONFIGS / "beyond.yaml", [*trials.EXPERIMENTS["long_run"].overrides, *trial.overrides])
-        assert (config.rounds, config.evaluate_every, config.result, config.strategy) == (1000, 20, "average", "top_n")
-        assert config.local.schedule.name == ("cosine" if name == "cosine" else "constant")
+def test_long_run_has_both_ends_and_a_narrow_network_of_its_bytes():
+    study, nbytes = trials.EXPERIMENTS["long_run"], {}
+    for name, trial in study.arms.items():
+        config = load_config(CONFIGS / "beyond.yaml", [*study.overrides, *trial.overrides])
+        assert (config.evaluate_every, config.result) == (20, "average")
+        assert config.local.schedule.name == ("constant" if name == "constant, last half" else "cosine")
+        assert (config.strategy, config.rounds) == (("dense", 876) if name == "narrow" else ("top_n", 1000))
+        nbytes[name] = config.rounds * make_planner(config).nbytes(make_model(config, empty_dataset("cifar10")), 0.1)
+    assert nbytes["narrow"] == pytest.approx(nbytes["cosine"], rel=1e-3)
