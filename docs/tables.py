@@ -13,6 +13,7 @@ from studies import beyond as beyond_study
 from studies import finetune as finetune_study
 from studies import multi_task as multi_task_study
 from studies import options as options_study
+from studies import trials as trials_study
 from studies import uploads, wireless
 from studies.arrivals import main_table
 from studies.beyond import difference
@@ -125,6 +126,21 @@ def narrow() -> str:
         tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], shards))
     columns = {f"{CIFAR}, our recipe": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
     return columns_table(pd.concat(tables), columns | {"end, %": "end", "minus shards": "end minus the first"})
+
+
+def trials() -> str:
+    """Return the changes to our recipe that were tried."""
+    table = trials_study.table(trials_study.EXPERIMENTS["trials"], curves("trials"))
+    columns = {f"{CIFAR}, r = 0.2": "arm", "rounds": "rounds", "GB": "GB", **QUARTERS, "end, %": "end"}
+    return columns_table(table, columns | {"minus its base, by seed": "minus base, by seed"})
+
+
+def long_run() -> str:
+    """Return ends of a long run, and the narrow network of its bytes."""
+    table = trials_study.table(trials_study.EXPERIMENTS["long_run"], curves("long_run"))
+    columns = {f"{CIFAR}, r = 0.1, seed 0": "arm", "rounds": "rounds", "GB": "GB", **QUARTERS, "end, %": "end"}
+    columns |= {"last model": "end, last model", "best": "best", "after round": "after"}
+    return columns_table(table, columns | {"minus cosine": "minus base, by seed"})
 
 
 def capacity() -> str:
@@ -631,7 +647,7 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, network_start, narrow, beyond_shakespeare, uneven, uneven_digits, quickstart),
+        *(beyond, network_start, narrow, trials, long_run, beyond_shakespeare, uneven, uneven_digits, quickstart),
         *(privacy, privacy_cifar10),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
