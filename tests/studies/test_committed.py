@@ -21,7 +21,6 @@ PARTLY_RUN = (
     "finetune",
     "finetune_vision",
     "growing_texts",
-    "long_run",
     "published_network",
     "trials",
     "uneven",
