@@ -5,7 +5,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -18,10 +18,11 @@ from train.rundir.file_names import CHECKPOINT_FILE, CONFIG_FILE, LOCK_FILE, MET
 
 
 def test_run_directory_with_two_threads_has_one_writer(config):
-    both, configs = Barrier(2), [config("seed=0"), config("seed=1")]
+    entered, both, configs = Event(), Barrier(2), [config("seed=0"), config("seed=1")]
 
     def enter(which):
         with open_directory(configs[which], resume=False):
+            entered.set()
             both.wait(10)
 
     def refused():
@@ -31,8 +32,7 @@ def test_run_directory_with_two_threads_has_one_writer(config):
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(enter, 0)
-        while not (configs[0].directory / LOCK_FILE).exists():
-            assert not first.done()
+        assert entered.wait(10)
         second = threads.submit(refused)
         first.result(), second.result()
 
