@@ -23,7 +23,7 @@ Rules, set before the runs:
     python -m studies narrow_tenth
 """
 
-from studies.beyond import TIMM, Benchmark
+from studies.beyond import TIMM, Benchmark, narrow_network
 from studies.options import OptionSet, OptionStudy
 
 ROUNDS = 160
@@ -32,7 +32,7 @@ SHARD_RATES, NARROW_RATES = (0.01, 0.02, 0.03, 0.05), (0.02, 0.03, 0.05, 0.1)
 
 def against_narrow(keep_ratio: float, width: int, rounds_for_bytes: int) -> OptionStudy:
     """Return the study of a keep ratio and a width, and the rounds in which the narrow network moves as many bytes."""
-    narrow = ("strategy=dense", f"model.width={width}", f"model.groups={width // 2}")  # groups as large as the shard's
+    narrow = narrow_network(width)  # groups as large as the shard's
     return OptionStudy(
         Benchmark("beyond", f"CIFAR-10 (re-encoded), medium scale, r = {keep_ratio}", ("recipe=tuned",)),
         1 / 4,

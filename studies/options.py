@@ -41,7 +41,7 @@ UNEVEN = beyond.Benchmark(
     "CIFAR-10 (re-encoded), medium scale, r = 0.2 and 0.4",
     ("keep_ratio={0.2: 0.6, 0.4: 0.4}", "rounds=200"),
 )
-NARROW = ("strategy=dense", "model.width=14", "model.groups=7")  # no larger than a shard of r = 0.2
+NARROW = beyond.narrow_network(14)  # no larger than a shard of r = 0.2
 SMALL_RATES = (0.01, 0.02, 0.03)
 CENTRAL_RATES = (0.02, 0.05, 0.1)
 LOW_RATES, MIDDLE_RATES, HIGH_RATES = (0.02, 0.03, 0.05), (0.03, 0.05, 0.1), (0.05, 0.1, 0.2)

@@ -18,7 +18,7 @@ Rules, set before the runs:
   network less than a point says nothing, for it is one seed.
 - Every arm, finished or not, is shown.
 
-On one core 100 rounds with shards take about 8 minutes, all of `trials` 4.2 hours and `long_run` 2.5.
+On one core 100 rounds with shards take about 8 minutes, all of `trials` 4.2 hours and `long_run` 3.5.
 
     python -m studies trials --only 'r = 0.2' 'rank n'
     python -m studies long_run
@@ -50,7 +50,7 @@ from sharding.layers.decomposition import form_of
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client, Draw
 from sharding.terms.strategies import LayerContext
-from studies.beyond import course
+from studies.beyond import course, narrow_network
 from studies.changes import Change, Measures, run_all, unchanged
 from studies.curves import by_scheme, ends
 from studies.picture import draw
@@ -272,7 +272,7 @@ def shards(change: Change = unchanged, epochs: int = 1, rounds: int = 100, base:
 
 def narrow(epochs: int = 1, base: str = "narrow") -> Trial:
     """Return an arm of the narrow network, for the bytes of 100 rounds with shards."""
-    return Trial(("strategy=dense", "model.width=16", "model.groups=8", "rounds=96", *local(epochs, 0.02)), base)
+    return Trial((*narrow_network(16), "rounds=96", *local(epochs, 0.02)), base)
 
 
 def local(epochs: int, lr: float) -> tuple[str, str]:
@@ -308,10 +308,7 @@ EXPERIMENTS = {
         {
             "cosine": Trial(()),
             "constant, last half": Trial(("local.schedule=constant",), "cosine", average_of_last_half),
-            "narrow": Trial(
-                ("strategy=dense", "model.width=12", "model.groups=6", "rounds=876", "local.optimizer.lr=0.03"),
-                "cosine",
-            ),
+            "narrow": Trial((*narrow_network(12), "rounds=876", *local(1, 0.03)), "cosine"),
         },
     ),
 }
