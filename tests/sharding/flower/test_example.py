@@ -94,13 +94,16 @@ def simulation(tmp_path):
 
 
 @pytest.mark.federation
-def test_documented_command_simulates_the_app(simulation, tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "app"), [(ROOT, "examples/flower_app"), pytest.param(APP, ".", marks=pytest.mark.slow)]
+)
+def test_documented_command_simulates_the_app(simulation, tmp_path, folder, app):
     head = (APP / "pyproject.toml").read_text()
     (command,) = re.findall(r"^# +(flwr run .*)$", head, re.M)
     assert command in (ROOT / "docs/guides/flower_app.md").read_text()
-    words = command.split()
+    words = command.replace("examples/flower_app", app).split()
     with (tmp_path / "run.log").open("w") as output:
-        subprocess.run(words, env=simulation, cwd=ROOT, stdout=output, stderr=output, timeout=PATIENCE, check=True)
+        subprocess.run(words, env=simulation, cwd=folder, stdout=output, stderr=output, timeout=PATIENCE, check=True)
     told = (tmp_path / "run.log").read_text()
     assert "left out of round" not in told
     accuracies = [float(accuracy) for accuracy in re.findall(r"MetricRecord: {.*'accuracy': ([\d.]+)", told)]
