@@ -161,7 +161,8 @@ def map_threads(
     """Map a function over items on as many threads as torch may use, each computing with one; keep the order.
 
     Threads serve the CPU only. Another device is kept busy by one, and several that call `torch.linalg` there first, at
-    the same time, fail. Each thread sets its own number: torch's is not that of the linear algebra in a new thread.
+    the same time, fail. Each thread sets its number to one itself: linear algebra in a new thread does not follow
+    torch's.
 
     Args:
         function: of an item.
@@ -176,7 +177,7 @@ def map_threads(
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield from pool.map(function, items)
     finally:
-        torch.set_num_threads(threads)  # also of threads to come
+        torch.set_num_threads(threads)  # the number of a thread that starts later is the last that was set
 
 
 def decompose_batch(matrices: Sequence[Tensor]) -> list[Decomposition]:
