@@ -512,7 +512,8 @@ def cells_in(folder, *options):
     return [cell.model_copy(update={"output": folder / cell.strategy}) for cell in cells]
 
 
-@pytest.mark.parametrize("end", ["kill", "terminate"])  # by others than the comparison
+# The signals come from others than the comparison.
+@pytest.mark.parametrize("end", ["kill", pytest.param("terminate", marks=pytest.mark.slow)])
 def test_sweep_with_a_killed_worker_finishes_the_others(tmp_path, end):
     cells, killed = cells_in(tmp_path, "rounds=40"), []
 

@@ -25,7 +25,8 @@ def command(folder, *words, program=("-m", "train"), **variables):
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-PICTURES = ["docs/generate.py", "docs/pictures/result.py", "docs/pictures/round.py"]
+PICTURES = ["docs/pictures/result.py", "docs/pictures/round.py"]
+SCRIPTS = ["docs/generate.py", *PICTURES, "examples/inclusion_probabilities.py"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_command_with_the_backend_of_a_notebook_runs(tmp_path, backend):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("script", [*PICTURES, "examples/inclusion_probabilities.py", "-m studies"])
+@pytest.mark.parametrize("script", ["-m studies", *(pytest.param(each, marks=pytest.mark.slow) for each in SCRIPTS)])
 def test_script_with_the_backend_of_a_notebook_runs(tmp_path, script):
     program = ("-m", "studies") if script == "-m studies" else (str(REPOSITORY / script),)
     done = command(tmp_path, "--help", program=program, MPLBACKEND="inline")

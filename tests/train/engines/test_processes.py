@@ -76,11 +76,13 @@ def assert_same_bits(expected, updates):
             torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
 
 
-SPAWNED = pytest.param(2, "spawn", marks=pytest.mark.slow)
+POOLS = [(1, "forkserver", 4), (2, "forkserver", 1)]
+MORE = [(1, "forkserver", 1), (2, "forkserver", 4), (2, "spawn", 1), (2, "spawn", 4)]
 
 
-@pytest.mark.parametrize(("num_workers", "start"), [(1, "forkserver"), (2, "forkserver"), SPAWNED])
-@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize(
+    ("num_workers", "start", "ahead"), [*POOLS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)]
+)
 def test_processes_with_any_number_of_workers_equal_sequential(num_workers, start, ahead, engine_of, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: start)
     monkeypatch.setattr(processes, "AHEAD", ahead)
@@ -92,7 +94,7 @@ def test_processes_with_any_number_of_workers_equal_sequential(num_workers, star
         assert_same_bits(expected, list(engine.train(plan, round, LR)))
 
 
-@pytest.mark.parametrize("strategy", ["unbiased", "dense"])
+@pytest.mark.parametrize("strategy", ["unbiased", pytest.param("dense", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MODELS)
 def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strategy, engine_of):
     job = make_job(kind)
