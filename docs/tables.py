@@ -131,8 +131,8 @@ def narrow() -> str:
 def trials() -> str:
     """Return the changes to our recipe that were tried."""
     table = trials_study.table(trials_study.EXPERIMENTS["trials"], curves("trials"))
-    columns = {f"{CIFAR}, r = 0.2": "arm", "rounds": "rounds", "GB": "GB", **QUARTERS, "end, %": "end"}
-    return columns_table(table, columns | {"minus its base, by seed": "minus base, by seed"})
+    columns = {f"{CIFAR}, r = 0.2": "arm", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
+    return columns_table(table, columns | {"end, %": "end", "minus its base, by seed": "minus base, by seed"})
 
 
 def long_run() -> str:
