@@ -4,11 +4,11 @@ Drawing L anew lost to a fixed L, and each redraw rounds the residual again, whi
 growing tail R stays; the terms of each era become frozen terms in 4 bits, and new ones train beside them.
 
 - `growing_texts`: all-MiniLM-L6-v2 on 20 Newsgroups, n = 16 of 384 terms, 15 rounds.
-- `growing_images`: a ResNet, pretrained on CIFAR-100 by the study, on Tiny ImageNet, r = 1/16 (16 of 256 terms in its
-  last stage), 20 rounds of 20 steps. With the 5 steps of configs/finetune_vision.yaml and rates up to 0.1 no method
-  learned, so steps and rates were raised before these runs.
+- `growing_images`: a ResNet, pretrained on CIFAR-100 by the study, on CIFAR-10, r = 1/16 (16 of 256 terms in its last
+  stage), 40 rounds of 5 steps. Tiny ImageNet was the first choice. There no trial of a rate, of LoRA, the head or dense
+  training, had more than 3.5 % after 7 rounds of 20 steps, too little to compare by. It was given up before a full run.
 
-An era has three rounds, so that trials of rates have two.
+An era has three rounds, so that trials of rates have several.
 
 Rules, set before the runs:
 
@@ -54,7 +54,7 @@ from train.config.schema import Config
 from train.experiment.assembly import make_planner
 
 ERA = 3  # rounds
-RATES = (0.02, 0.05, 0.1, 0.2, 0.5)  # of images
+RATES, HEAD_RATES = (0.01, 0.02, 0.05, 0.1, 0.2), (0.05, 0.1, 0.2, 0.5, 1.0)  # of images
 GAP = ("head only", "FedIT", "dense FedAvg")
 ARMS = ("top_n", "drawn anew", "drawn anew, float32", "growing, drawn", "growing, fresh")
 
@@ -103,10 +103,10 @@ EXPERIMENTS = {
     ),
     "growing_images": FineTuning(
         "finetune_vision",
-        "CIFAR-100 to Tiny ImageNet (both re-encoded), a growing tail",
-        1000,
+        "CIFAR-100 to CIFAR-10 (re-encoded), a growing tail",
+        2000,
         pretrained,
-        settings(0.0625, {"data.name": "tiny_imagenet", "rounds": 20, "local.steps": 20}),
-        with_arms(methods("fc", RATES, RATES, RATES, RATES)),
+        settings(0.0625, {}),
+        with_arms(methods("fc", RATES, RATES, RATES, HEAD_RATES)),
     ),
 }
