@@ -11,6 +11,7 @@ import pandas as pd
 
 from studies import beyond as beyond_study
 from studies import finetune as finetune_study
+from studies import full_rank as full_rank_study
 from studies import multi_task as multi_task_study
 from studies import options as options_study
 from studies import trials as trials_study
@@ -337,6 +338,18 @@ def finetune_vision_trials() -> str:
     return _finetune_trials("finetune_vision", "after 13 rounds, held-out images, %")
 
 
+def full_rank() -> str:
+    """Return what the head alone, LoRA and dense training reach on each task."""
+    header = ("even ranks, α = 1, seed 0, %", "head only", "LoRA (FedIT)", "dense FedAvg", "dense minus LoRA")
+    tasks = {"texts": "20 Newsgroups, n = 16 of 384", "images": f"{CIFAR}, r = 1/16"}
+    rows = []
+    for name, task in tasks.items():
+        runs = finetune_study.split_scheme(ends(curves(f"full_rank_{name}"))).set_index("method")
+        head, lora, dense = (100 * runs.test_accuracy[method] for method in full_rank_study.METHODS)
+        rows.append((task, *(f"{value:.1f}" for value in (head, lora, dense)), f"{dense - lora:+.1f}"))
+    return markdown_table(header, rows)
+
+
 def _finetune(study: str, file: str = "curves.csv") -> str:
     return frame_table(finetune_study.table(finetune_study.EXPERIMENTS[study], curves(study, file)), left=2)
 
@@ -652,7 +665,7 @@ PARTS: Mapping[str, Table] = {
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),
         *(finetune, finetune_trials, finetune_one_rate, finetune_one_rate_trials),
-        *(finetune_vision, finetune_vision_trials),
+        *(finetune_vision, finetune_vision_trials, full_rank),
         *(medium, spectra, learning_rates),
         *(uneven_clients, shakespeare_uploads, cifar100_uploads, joint_sampling, multi_task),
         *(calibration, calibration_gpt, finetune_memory, decay, adamw_clip, engines, peers, cluster),

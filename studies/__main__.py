@@ -19,7 +19,7 @@ os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend m
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
 from sharding import UserError
-from studies import beyond, finetune, growing, multi_task, narrow, options, privacy, trials, uploads, wireless
+from studies import beyond, finetune, full_rank, multi_task, narrow, options, privacy, trials, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
@@ -39,12 +39,12 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(trials.run, experiment) for name, experiment in trials.EXPERIMENTS.items()},
     **{
         name: partial(finetune.run, experiment)
-        for name, experiment in (finetune.EXPERIMENTS | growing.EXPERIMENTS).items()
+        for name, experiment in (finetune.EXPERIMENTS | full_rank.EXPERIMENTS).items()
     },
 }
 
 OF_METHODS = tuple(
-    name for module in (beyond, options, narrow, trials, finetune, growing) for name in module.EXPERIMENTS
+    name for module in (beyond, options, narrow, trials, finetune, full_rank) for name in module.EXPERIMENTS
 )
 
 

@@ -22,7 +22,7 @@ from sharding import (
     optimal_inclusion,
 )
 from sharding.factorization import num_terms
-from sharding.matrices.quantization import dequantize, format_of, quantize, quantize_terms, split_terms
+from sharding.matrices.quantization import format_of, quantize
 from sharding.matrices.spectrum import compose, decompose
 from sharding.modules.state import whole_state
 from sharding.modules.wrappers import named_modules, named_parameters
@@ -112,72 +112,6 @@ class ShardServer(MethodServer):
         """Return the bytes of the shard, and of R if L was drawn anew since the client took part."""
         is_new = bool(self.redraw) and since is not None and since // self.redraw < t // self.redraw
         return shard.nbytes + (Frozen(self.frozen.residuals).nbytes if is_new else 0)
-
-
-class GrowingServer(ShardServer):
-    """Ours on a residual that stays for ever: after each era the terms are frozen, and new ones train beside them.
-
-    The frozen terms are stored by their factors, in the residual's format, as a tail is. Clients compute with their sum
-    and the residual. What rounding takes from the server's weights is kept on the server.
-
-    Args:
-        model: factorized on a residual.
-        planner: draws the terms.
-        structure: dense, with pretrained values.
-        era: rounds before the terms are frozen.
-        fresh: whether new terms begin with random orthonormal u and v = 0; else they are drawn, with the inclusion of
-            Theorem 3.1, from what rounding took.
-    """
-
-    def __init__(self, model: nn.Module, planner: ShardPlanner, structure: nn.Module, era: int, fresh: bool) -> None:
-        super().__init__(model, planner, structure)
-        self.era, self.fresh = era, fresh
-        self.residuals, self.eras, self.lacking = dict(Frozen.of(model).residuals), list[dict[str, Tensor]](), {}
-        for name, layer in factorized(model).items():
-            weight = structure.get_submodule(name).get_parameter("weight").detach().flatten(1)
-            self.lacking[name] = weight - layer.matrix().detach()
-
-    @property
-    def stored(self) -> Frozen:
-        """The residual and all frozen terms in their format."""
-        tails = {f"{name}/{era}": tail for era, layers in enumerate(self.eras) for name, tail in layers.items()}
-        return Frozen(self.residuals | tails, self.frozen.parameters)
-
-    def shards(self, ratios: Mapping[Client, float], t: int) -> Iterator[tuple[Client, Shard]]:
-        """Yield each client's shard of round t."""
-        if t and t % self.era == 0:
-            self.freeze(t)
-        return super().shards(ratios, t)
-
-    @torch.no_grad()
-    def freeze(self, t: int) -> None:
-        """Freeze the terms before round t, and begin new ones."""
-        tails = {}
-        for name, layer in factorized(self.model).items():
-            assert layer.residual is not None
-            sizes = len(layer.u), len(layer.v)
-            tails[name] = quantize_terms(layer.u.mT, layer.v.mT, format_of(self.residuals[name]))
-            sides = zip(split_terms(tails[name], sizes[0]), sizes, strict=True)
-            u, v = (dequantize(side, size, torch.float32).mT for side, size in sides)
-            frozen = compose(u, v)
-            layer.residual = dequantize(layer.residual, sizes[1], torch.float32) + frozen
-            self.lacking[name] += compose(layer.u, layer.v) - frozen
-            key = (self.planner.seed, "grow", t, name)
-            if self.fresh:
-                random = torch.Generator().manual_seed(seed_of(*key))
-                layer.u.copy_(torch.linalg.qr(torch.randn(layer.u.shape, generator=random))[0])
-                layer.v.zero_()
-            else:
-                u, v = drawn_terms(self.lacking[name], layer.num_terms, key)
-                layer.u.copy_(u)
-                layer.v.copy_(v)
-                self.lacking[name] -= compose(u, v)
-        self.eras.append(tails)
-
-    def sent_nbytes(self, shard: Shard, since: int | None, t: int) -> int:
-        """Return the bytes of the shard, and of the terms that were frozen since the client took part."""
-        missed = [] if since is None else self.eras[since // self.era : t // self.era]
-        return shard.nbytes + sum(Frozen(tails).nbytes for tails in missed)
 
 
 class HeadServer(ShardServer):

@@ -11,7 +11,6 @@ from studies.curves import read_curves, write_curves
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
     "wireless_synthetic",  # its records are of another simulator: results/wireless
-    "growing_images",  # rules first
 }
 PARTLY_RUN = (
     "beyond",
@@ -20,7 +19,8 @@ PARTLY_RUN = (
     "central",
     "finetune",
     "finetune_vision",
-    "growing_texts",
+    "full_rank_images",
+    "full_rank_texts",
     "published_network",
     "trials",
     "uneven",

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from models import build_model, load_pretrained
-from studies import finetune, growing
+from studies import finetune, full_rank
 from studies.curves import by_scheme, read_curves
 from studies.peers.federation import run_all
 from studies.runner import Arguments
@@ -33,9 +33,9 @@ def experiment(**methods):
     return finetune.FineTuning("quickstart", "a test", 50, lambda _: {"": {}}, {"uneven, α = 1": setting}, methods)
 
 
-@pytest.mark.parametrize("name", finetune.EXPERIMENTS | growing.EXPERIMENTS)
+@pytest.mark.parametrize("name", finetune.EXPERIMENTS | full_rank.EXPERIMENTS)
 def test_every_method_of_every_setting_is_a_valid_configuration(name, registered):
-    study, seen = (finetune.EXPERIMENTS | growing.EXPERIMENTS)[name], []
+    study, seen = (finetune.EXPERIMENTS | full_rank.EXPERIMENTS)[name], []
     for setting in study.settings.values():
         for method in (study.methods[name] for wave in setting.waves for name in wave):
             values = {"model.weights": "x", **setting.overrides_of(method), **method.at(method.rates[0])}
