@@ -3,8 +3,7 @@
     python -m studies uneven_clients [--into results/uneven_clients] [KEY=VALUE …]
 
 Runs with a curve in the folder's `curves.csv` are not repeated, and an interrupted run resumes. So the committed tables
-take seconds to make again; add `--only` for `beyond`, `beyond_shakespeare`, `capacity`, `central`, `finetune`,
-`finetune_vision` and `uneven`, which are not run completely.
+take seconds to make again; add `--only` for a study that was not run completely (docs/results/index.md names them).
 """
 
 import argparse
