@@ -112,7 +112,7 @@ def assert_survives(folder, whole, moments):
 
 
 @given(st.data())
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_run_killed_between_any_writes_has_the_same_bits(tmp_path_factory, whole, num_moments, data):
     moments = data.draw(st.lists(st.integers(0, num_moments - 1), min_size=1, max_size=2))
     assert_survives(tmp_path_factory.mktemp("killed"), whole, moments)
@@ -515,7 +515,7 @@ def cells_in(folder, *options):
 # The signals come from others than the comparison.
 @pytest.mark.parametrize("end", ["kill", pytest.param("terminate", marks=pytest.mark.slow)])
 def test_sweep_with_a_killed_worker_finishes_the_others(tmp_path, end):
-    cells, killed = cells_in(tmp_path, "rounds=40"), []
+    cells, killed = [*cells_in(tmp_path, "rounds=40")[:1], *cells_in(tmp_path)[1:]], []
 
     def kill(index, metrics):
         if index == 0 and not killed:
