@@ -43,8 +43,7 @@ class Federation:
         server: the method's.
         last: the last round of each client that took part.
         bytes_first: that clients received on first contact so far.
-        client_bytes: of a client with the smallest and one with the largest keep ratio while it trains, but for frozen
-            weights.
+        client_bytes: of a client with the smallest and one with the largest keep ratio while it trains.
     """
 
     experiment: Experiment
@@ -95,16 +94,15 @@ class Federation:
         line = {"round": t, "train_loss": fmean(losses) if losses else None}
         line |= {"bytes_down": down, "bytes_up": up, "num_clients": len(ratios), "num_aggregated": len(updates)}
         self.bytes_first += first
-        frozen = sum(part.nbytes for part in (*server.stored.residuals.values(), *server.stored.parameters.values()))
-        memory = {name: nbytes + frozen for name, nbytes in self.client_bytes.items()}
-        return {**line, "bytes_first": self.bytes_first, **memory}
+        return {**line, "bytes_first": self.bytes_first, **self.client_bytes}
 
     def memory(self, ratio: float) -> int:
-        """Return the bytes of a client's tensors while it trains, without frozen weights."""
+        """Return the bytes of a client's tensors while it trains, with frozen weights as they are stored."""
         experiment, server = self.experiment, self.server
         of_run = max(experiment.keep_ratios.values()), experiment.dataset, experiment.config.local
         parts = client_memory(server.planner, server.model, ratio, *of_run)
-        return parts.total - parts.frozen
+        stored = (*server.stored.residuals.values(), *server.stored.parameters.values())
+        return parts.total - parts.frozen + sum(part.nbytes for part in stored)
 
     def _engine_of(self, frozen: Frozen) -> SequentialEngine:
         """Return what trains clients on this residual."""

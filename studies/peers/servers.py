@@ -285,18 +285,13 @@ def redraw_terms(model: nn.Module, seed: int, t: int) -> None:
     for name, layer in factorized(model).items():
         assert layer.residual is not None
         weight = layer.to_dense().get_parameter("weight").flatten(1)
-        u, v = drawn_terms(weight, layer.num_terms, (seed, "redraw", t, name))
+        (spectrum,) = decompose({name: weight}).values()
+        inclusion = optimal_inclusion(spectrum.magnitudes.numpy(), layer.num_terms)
+        u, v = spectrum.cut(torch.from_numpy(draw_terms(inclusion, rng=generator(seed, "redraw", t, name))))
         layer.u.copy_(u)
         layer.v.copy_(v)
         rest = weight.double() - compose(u.double(), v.double())
         layer.residual.copy_(quantize(rest, format_of(layer.residual)))
-
-
-def drawn_terms(matrix: Tensor, n: int, key: tuple[Key, ...]) -> tuple[Tensor, Tensor]:
-    """Return u' and v' of n terms of a matrix, drawn with the inclusion of Theorem 3.1; the key chooses them."""
-    (spectrum,) = decompose({"": matrix}).values()
-    inclusion = optimal_inclusion(spectrum.magnitudes.numpy(), n)
-    return spectrum.cut(torch.from_numpy(draw_terms(inclusion, rng=generator(*key))))
 
 
 def factorized(model: nn.Module) -> dict[str, FactorizedLayer]:
