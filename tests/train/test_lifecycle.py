@@ -112,7 +112,7 @@ def assert_survives(folder, whole, moments):
 
 
 @given(st.data())
-@settings(max_examples=2)
+@settings(max_examples=4)
 def test_run_killed_between_any_writes_has_the_same_bits(tmp_path_factory, whole, num_moments, data):
     moments = data.draw(st.lists(st.integers(0, num_moments - 1), min_size=1, max_size=2))
     assert_survives(tmp_path_factory.mktemp("killed"), whole, moments)
