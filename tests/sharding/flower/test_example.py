@@ -94,9 +94,8 @@ def simulation(tmp_path):
 
 
 @pytest.mark.federation
-@pytest.mark.parametrize(
-    ("folder", "app"), [(ROOT, "examples/flower_app"), pytest.param(APP, ".", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("folder", "app"), [(ROOT, "examples/flower_app"), (APP, ".")])
 def test_documented_command_simulates_the_app(simulation, tmp_path, folder, app):
     head = (APP / "pyproject.toml").read_text()
     (command,) = re.findall(r"^# +(flwr run .*)$", head, re.M)

@@ -140,6 +140,7 @@ def told_and_left_out(config, faults):
     return all(torch.equal(expected[name], trained[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_federation_round_with_killed_or_late_nodes_continues(small, tmp_path):
     config, deployment = federation(small, tmp_path, 6, Timeouts(PATIENCE, 40.0), "rounds=1")
     log = deployment.folder / "logs" / "run.log"
@@ -167,6 +168,7 @@ def below(number):
     return family - {number}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the children of a process that is killed")
 def test_killed_launcher_ends_all_processes(small, tmp_path):
     launcher = command_line(small, tmp_path / "run")

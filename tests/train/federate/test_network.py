@@ -19,7 +19,7 @@ from train.federate.server_app import ROOT
 from train.federate.supervisor import Processes
 from train.run import run
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
 # A layer of 1200 × 1200 at r = 0.5: shards of 6 MB, and Flower cuts arrays into chunks of 5 MB.
 WIDE = ["model.hidden=[1200, 1200]", "rounds=2"]

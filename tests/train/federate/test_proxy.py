@@ -14,6 +14,7 @@ from train.federate.supervisor import Processes
 
 pytestmark = [
     pytest.mark.federation,
+    pytest.mark.slow,
     pytest.mark.skipif(which("nginx") is None, reason="needs nginx: apt-get install nginx"),
 ]
 
