@@ -122,8 +122,8 @@ def uneven() -> str:
 def narrow() -> str:
     """Return shards and narrow networks with our recipe, for as many rounds and for as many bytes."""
     tables = []
-    for study in ("narrow_fifth", "narrow_tenth"):
-        runs, shards = curves(study), next(iter(NARROW[study].arms))
+    for study, experiment in NARROW.items():
+        runs, shards = curves(study), next(iter(experiment.arms))
         tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], shards))
     columns = {f"{CIFAR}, our recipe": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
     return columns_table(pd.concat(tables), columns | {"end, %": "end", "minus shards": "end minus the first"})

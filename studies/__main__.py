@@ -18,7 +18,7 @@ os.environ["MPLBACKEND"] = "agg"  # pictures go to files; a notebook's backend m
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # others may have packages of our names, as `models`
 
 from sharding import UserError
-from studies import beyond, finetune, full_rank, multi_task, narrow, options, privacy, trials, uploads, wireless
+from studies import beyond, epochs, finetune, full_rank, multi_task, narrow, options, privacy, trials, uploads, wireless
 from studies.runner import Arguments
 from studies.upload_studies import UPLOADS
 from train.cli.arguments import positive
@@ -33,7 +33,7 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
     **{name: partial(beyond.run, experiment) for name, experiment in beyond.EXPERIMENTS.items()},
     **{
         name: partial(options.run, experiment)
-        for name, experiment in (options.EXPERIMENTS | narrow.EXPERIMENTS).items()
+        for name, experiment in (options.EXPERIMENTS | narrow.EXPERIMENTS | epochs.EXPERIMENTS).items()
     },
     **{name: partial(trials.run, experiment) for name, experiment in trials.EXPERIMENTS.items()},
     **{
@@ -43,7 +43,7 @@ STUDIES: dict[str, Callable[[Arguments], None]] = {
 }
 
 OF_METHODS = tuple(
-    name for module in (beyond, options, narrow, trials, finetune, full_rank) for name in module.EXPERIMENTS
+    name for module in (beyond, options, narrow, epochs, trials, finetune, full_rank) for name in module.EXPERIMENTS
 )
 
 

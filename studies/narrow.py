@@ -6,8 +6,6 @@ One more arm has timm's start, which docs/results/start.md asks for.
 
 - `narrow_fifth`: r = 0.2 and 16 channels, 1,188,488 and 1,238,872 B one way.
 - `narrow_tenth`: r = 0.1 and 12 channels, 613,984 and 700,792 B.
-- `four_epochs`: as `narrow_fifth`, with four local epochs a round in place of one (docs/results/beyond.md, "Trials of
-  changes").
 
 Rules, set before the runs:
 
@@ -20,21 +18,16 @@ Rules, set before the runs:
   from our pages. At equal bytes, whatever comes out stands in the README's "When not to use it".
 - On one core a run of 160 rounds takes about 12 minutes with shards, and 7 or 4 with the narrow network: four hours
   for both studies.
-- `four_epochs`: three rates for each arm. The narrow network at equal bytes decides: shards beat it if they end at
-  least a point ahead in the mean, and ahead on each seed; below that the two are level, as with one epoch. About six
-  hours on one core.
 
     python -m studies narrow_fifth
     python -m studies narrow_tenth
-    python -m studies four_epochs
 """
 
 from studies.beyond import TIMM, Benchmark, narrow_network
 from studies.options import OptionSet, OptionStudy
 
-ROUNDS, EQUAL_ROUNDS = 160, "narrow, equal rounds"
+ROUNDS = 160
 SHARD_RATES, NARROW_RATES = (0.01, 0.02, 0.03, 0.05), (0.02, 0.03, 0.05, 0.1)
-FOUR_EPOCHS_RATES = (0.005, 0.01, 0.02)  # half of those that are best with one epoch, and higher
 
 
 def against_narrow(keep_ratio: float, width: int, rounds_for_bytes: int) -> OptionStudy:
@@ -45,26 +38,15 @@ def against_narrow(keep_ratio: float, width: int, rounds_for_bytes: int) -> Opti
         1 / 4,
         {
             f"r = {keep_ratio} for all": OptionSet((f"keep_ratio={keep_ratio}", f"rounds={ROUNDS}"), SHARD_RATES),
-            EQUAL_ROUNDS: OptionSet((*narrow, f"rounds={ROUNDS}"), NARROW_RATES),
+            "narrow, equal rounds": OptionSet((*narrow, f"rounds={ROUNDS}"), NARROW_RATES),
             "narrow, equal bytes": OptionSet((*narrow, f"rounds={rounds_for_bytes}"), NARROW_RATES),
         },
     )
 
 
-def with_four_epochs(study: OptionStudy) -> OptionStudy:
-    """Return the arms of a study that move equal bytes, with four local epochs a round."""
-    on = study.on._replace(
-        title=f"{study.on.title}, four local epochs", overrides=(*study.on.overrides, "local.epochs=4")
-    )
-    arms = {name: arm._replace(rates=FOUR_EPOCHS_RATES) for name, arm in study.arms.items() if name != EQUAL_ROUNDS}
-    return OptionStudy(on, study.trial, arms)
-
-
-FIFTH = against_narrow(0.2, 16, 153)
 TENTH = against_narrow(0.1, 12, 140)
 WITH_TIMM = OptionSet(("keep_ratio=0.1", f"rounds={ROUNDS}", *TIMM), SHARD_RATES)
 EXPERIMENTS = {
-    "narrow_fifth": FIFTH,
+    "narrow_fifth": against_narrow(0.2, 16, 153),
     "narrow_tenth": TENTH._replace(arms={**TENTH.arms, "r = 0.1 for all, zero_init_last": WITH_TIMM}),
-    "four_epochs": with_four_epochs(FIFTH),
 }

@@ -10,7 +10,7 @@ from studies.curves import read_curves, write_curves
 
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
-    "four_epochs",  # on one core for six hours
+    "four_epochs",  # six hours on one core, not run yet
     "wireless_synthetic",  # its records are of another simulator: results/wireless
 }
 PARTLY_RUN = (

@@ -16,7 +16,7 @@ def bytes_of(config):
     return 2 * make_planner(config).nbytes(make_model(config, dataset), config.keep_ratio)
 
 
-@pytest.mark.parametrize("study", ["narrow_fifth", "narrow_tenth"])
+@pytest.mark.parametrize("study", narrow.EXPERIMENTS)
 def test_narrow_network_is_the_nearest_even_width_with_the_same_recipe(study):
     experiment = narrow.EXPERIMENTS[study]
     shards, equal_rounds, equal_bytes, *others = (
@@ -42,17 +42,3 @@ def test_narrow_network_is_the_nearest_even_width_with_the_same_recipe(study):
     assert shards.rounds == equal_rounds.rounds == narrow.ROUNDS
     spent = equal_bytes.rounds * of_width(width) / (shards.rounds * wanted)
     assert spent == pytest.approx(1, abs=0.005)
-
-
-def test_four_epochs_change_nothing_but_the_epochs_and_the_rates():
-    one, four = narrow.EXPERIMENTS["narrow_fifth"], narrow.EXPERIMENTS["four_epochs"]
-    assert [*four.arms] == ["r = 0.2 for all", "narrow, equal bytes"]
-    for name in four.arms:
-        before, after = (
-            load_config(CONFIGS / "beyond.yaml", overrides_of(study, study.arms[name], 1, ["local.optimizer.lr=0.02"]))
-            for study in (one, four)
-        )
-        assert before.local.epochs == 1
-        assert after == before.model_copy(update={"local": before.local.model_copy(update={"epochs": 4})})
-    rates = {arm.rates for arm in four.arms.values()}
-    assert rates == {narrow.FOUR_EPOCHS_RATES}  # both sides have the same
