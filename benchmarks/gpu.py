@@ -5,6 +5,7 @@ the number of lanes, the server's work, and factorized layers against dense ones
 Where a dataset is not there, random samples of its shapes take its place, which the file says.
 
     python benchmarks/gpu.py --minutes 8
+    python benchmarks/gpu.py --only '^rounds/.*/float32'        # the parts whose names match
     python benchmarks/gpu.py --device cpu --output tiny.json    # the same in tiny form, to try the script
 """
 
@@ -235,6 +236,12 @@ def rounds(bench: Bench, setting: str, words: list[str], engine: str = "lanes", 
     return timed | {"first": first.seconds, "failed_clients": sum(metrics.num_failed for metrics in kept.metrics)}
 
 
+def kernels_by_time(part: Part) -> Mapping[str, object]:
+    """Measure a part where cuDNN tries its kernels and takes the fastest; runs do not, since it decides rounding."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+        return part()
+
+
 def kernels(bench: Bench, setting: str, words: list[str]) -> dict[str, object]:
     """Return the kernels and copies of one eager step of one client, and their milliseconds on the GPU."""
     experiment = bench.experiment(setting, *words)
@@ -337,6 +344,11 @@ def parts_of(bench: Bench) -> dict[str, Part]:
         for setting in SETTINGS:
             parts[f"rounds/{setting}/{precision}"] = partial(rounds, bench, setting, VARIANTS[precision])
             parts[f"kernels/{setting}/{precision}"] = partial(kernels, bench, setting, VARIANTS[precision])
+    for variant, words in VARIANTS.items():
+        if not (bench.tiny and variant == "compiled"):  # a compiler takes minutes on a CPU
+            dense = partial(rounds, bench, "cifar10_resnet18", ["strategy=dense", *words])
+            parts[f"rounds/dense/{variant}"] = dense
+            parts[f"rounds/dense/{variant}, kernels by time"] = partial(kernels_by_time, dense)
     parts["memory/cifar10_resnet18"] = partial(memory, bench, "cifar10_resnet18")
     parts |= {f"server/{setting}": partial(server, bench, setting) for setting in SETTINGS}
     parts["layers"] = partial(layers, bench)
@@ -351,6 +363,7 @@ def parts_of(bench: Bench) -> dict[str, Part]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8, help="after which no further part starts (default: 8)")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression: the parts to run")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--data", type=Path, default=default_root(), help="the folder of the datasets")
     parser.add_argument("--output", type=Path, help="file to write (default: results/gpu/<card>-<date>.json)")
@@ -373,7 +386,10 @@ def main() -> None:
         "random_samples": bench.synthetic,
         "parts": done,
     }
-    for name, part in parts_of(bench).items():
+    parts = {name: part for name, part in parts_of(bench).items() if re.search(args.only, name)}
+    if not parts:
+        parser.error(f"--only {args.only!r} matches no part; parts: {', '.join(parts_of(bench))}")
+    for name, part in parts.items():
         begun = monotonic()
         if begun - start > 60 * args.minutes:
             done[name] = {"skipped": f"the {args.minutes:g} minutes were over"}

@@ -83,6 +83,21 @@ def test_gpu_benchmark_in_tiny_form_runs_each_kind_of_part_or_says_why_not(minut
     assert parts["rounds/cifar10_resnet18/bfloat16"]["seconds"] > 0
 
 
+def test_gpu_benchmark_runs_the_parts_that_are_asked_for_and_names_all_where_none_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    gpu, file = importlib.import_module("gpu"), tmp_path / "cpu.json"
+    command = ["gpu.py", "--device", "cpu", "--output", str(file), "--only"]
+    monkeypatch.setattr(sys, "argv", [*command, "^rounds/dense/float32"])
+    gpu.main()
+    parts = json.loads(file.read_text())["parts"]
+    assert list(parts) == ["rounds/dense/float32", "rounds/dense/float32, kernels by time"]
+    assert all(part["failed_clients"] == 0 for part in parts.values())
+    monkeypatch.setattr(sys, "argv", [*command, "rowns"])
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main()
+    assert "--only 'rowns' matches no part; parts: difference/resnet" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_benchmark_of_simulators_runs_a_round_on_ours(tmp_path):
     for name, size in (("images", 1000 * 50 * 3 * 32 * 32), ("classes", 1000 * 50 * 8)):
