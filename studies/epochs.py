@@ -5,7 +5,8 @@ The arms of `narrow_fifth` in `studies/narrow.py` that move equal bytes, with fo
 Rules, set before the runs:
 
 - Rates: three for each arm, on seed 1000, for a quarter of the rounds. After these trials, and before any seed had run
-  to the end, a rule was added: where the highest is the best, its double is tried too, as for the narrow network.
+  to the end, a rule was added: where the highest is the best, its double is tried too, and so on, as for the
+  narrow network.
 - Number: the accuracy at the end, mean of the seeds 0, 1 and 2, and the differences of each seed to the shards.
 - Shards beat the narrow network if they end at least a point ahead in the mean, and ahead on each seed. Otherwise they
   do not, and the recipe stays.
@@ -18,7 +19,7 @@ from studies.narrow import EXPERIMENTS as NARROW
 from studies.options import OptionStudy
 
 RATES = (0.005, 0.01, 0.02)  # the best rates with one epoch, and their halves
-ARMS = {"r = 0.2 for all": RATES, "narrow, equal bytes": (*RATES, 0.04)}
+ARMS = {"r = 0.2 for all": RATES, "narrow, equal bytes": (*RATES, 0.04, 0.08)}
 
 
 def with_four_epochs(study: OptionStudy) -> OptionStudy:
