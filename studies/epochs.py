@@ -19,7 +19,7 @@ from studies.narrow import EXPERIMENTS as NARROW
 from studies.options import OptionStudy
 
 RATES = (0.005, 0.01, 0.02)  # the best rates with one epoch, and their halves
-ARMS = {"r = 0.2 for all": RATES, "narrow, equal bytes": (*RATES, 0.04, 0.08)}
+ARMS = {"r = 0.2 for all": RATES, "narrow, equal bytes": (*RATES, 0.04, 0.08, 0.16)}
 
 
 def with_four_epochs(study: OptionStudy) -> OptionStudy:
