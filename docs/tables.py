@@ -125,8 +125,19 @@ def narrow() -> str:
     for study, experiment in NARROW.items():
         runs, shards = curves(study), next(iter(experiment.arms))
         tables.append(options_study.arms_table(runs[~runs.scheme.str.contains("zero_init_last")], shards))
-    columns = {f"{CIFAR}, our recipe": "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
-    return columns_table(pd.concat(tables), columns | {"end, %": "end", "minus shards": "end minus the first"})
+    return _against_shards(f"{CIFAR}, our recipe", pd.concat(tables))
+
+
+def four_epochs() -> str:
+    """Return shards of r = 0.2 and the narrow network of their bytes, with four local epochs a round."""
+    return _against_shards(
+        f"{CIFAR}, four local epochs", options_study.arms_table(curves("four_epochs"), "r = 0.2 for all")
+    )
+
+
+def _against_shards(title: str, table: pd.DataFrame) -> str:
+    columns = {title: "options", "rounds": "rounds", "GB": "GB", "seeds": "seeds", **QUARTERS}
+    return columns_table(table, columns | {"end, %": "end", "minus shards": "end minus the first"})
 
 
 def trials() -> str:
@@ -660,7 +671,8 @@ def finetune_memory() -> str:
 PARTS: Mapping[str, Table] = {
     part.__name__: part
     for part in (
-        *(beyond, network_start, narrow, trials, long_run, beyond_shakespeare, uneven, uneven_digits, quickstart),
+        *(beyond, network_start, narrow, trials, four_epochs, long_run, beyond_shakespeare),
+        *(uneven, uneven_digits, quickstart),
         *(privacy, privacy_cifar10),
         *(wire, wires, wire_options),
         *(options, options_gains, options_trials, scaled, capacity_trials, capacity, central),

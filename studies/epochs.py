@@ -5,8 +5,8 @@ The arms of `narrow_fifth` in `studies/narrow.py` that move equal bytes, with fo
 Rules, set before the runs:
 
 - Rates: three for each arm, on seed 1000, for a quarter of the rounds. After these trials, and before any seed had run
-  to the end, a rule was added: where the highest is the best, its double is tried too, and so on, as for the
-  narrow network.
+  to the end, a rule was added: where the highest is the best, its double is tried too, and so on. The narrow network
+  got three more rates by it.
 - Number: the accuracy at the end, mean of the seeds 0, 1 and 2, and the differences of each seed to the shards.
 - Shards beat the narrow network if they end at least a point ahead in the mean, and ahead on each seed. Otherwise they
   do not, and the recipe stays.
@@ -24,7 +24,7 @@ ARMS = {"r = 0.2 for all": RATES, "narrow, equal bytes": (*RATES, 0.04, 0.08, 0.
 
 def with_four_epochs(study: OptionStudy) -> OptionStudy:
     """Return the arms of a study that move equal bytes, with four local epochs a round."""
-    title, overrides = f"{study.on.title}, four local epochs", (*study.on.overrides, "local.epochs=4")
+    title, overrides = "CIFAR-10 (re-encoded), r = 0.2, four local epochs", (*study.on.overrides, "local.epochs=4")
     arms = {name: study.arms[name]._replace(rates=rates) for name, rates in ARMS.items()}
     return study._replace(on=study.on._replace(title=title, overrides=overrides), arms=arms)
 

@@ -10,7 +10,6 @@ from studies.curves import read_curves, write_curves
 
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_RUN = {
-    "four_epochs",  # six hours on one core, not run yet
     "wireless_synthetic",  # its records are of another simulator: results/wireless
 }
 PARTLY_RUN = (
@@ -20,6 +19,7 @@ PARTLY_RUN = (
     "central",
     "finetune",
     "finetune_vision",
+    "four_epochs",
     "full_rank_images",
     "full_rank_texts",
     "published_network",
