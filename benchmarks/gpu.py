@@ -5,7 +5,7 @@ the number of lanes, the server's work, and factorized layers against dense ones
 Where a dataset is not there, random samples of its shapes take its place, which the file says.
 
     python benchmarks/gpu.py --minutes 8
-    python benchmarks/gpu.py --only '^rounds/.*/float32'        # the parts whose names match
+    python benchmarks/gpu.py --only 'rounds/*/float32'          # the parts whose names match
     python benchmarks/gpu.py --device cpu --output tiny.json    # the same in tiny form, to try the script
 """
 
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -363,7 +364,7 @@ def parts_of(bench: Bench) -> dict[str, Part]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8, help="after which no further part starts (default: 8)")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="a regular expression: the parts to run")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="parts to run, by a part of their names")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--data", type=Path, default=default_root(), help="the folder of the datasets")
     parser.add_argument("--output", type=Path, help="file to write (default: results/gpu/<card>-<date>.json)")
@@ -386,16 +387,17 @@ def main() -> None:
         "random_samples": bench.synthetic,
         "parts": done,
     }
-    parts = {name: part for name, part in parts_of(bench).items() if re.search(args.only, name)}
-    if not parts:
-        parser.error(f"--only {args.only!r} matches no part; parts: {', '.join(parts_of(bench))}")
-    for name, part in parts.items():
+    parts = parts_of(bench)
+    chosen = [name for name in parts if fnmatch(name, f"*{args.only}*")]  # as in `train table --only`
+    if not chosen:
+        parser.error(f"--only {args.only!r} matches no part; parts: {', '.join(parts)}")
+    for name in chosen:
         begun = monotonic()
         if begun - start > 60 * args.minutes:
             done[name] = {"skipped": f"the {args.minutes:g} minutes were over"}
         else:
             try:
-                done[name] = {**part(), "part_seconds": round(monotonic() - begun, 1)}
+                done[name] = {**parts[name](), "part_seconds": round(monotonic() - begun, 1)}
             except Exception as error:  # the other parts are worth having
                 done[name] = {"failed": one_line(f"{type(error).__name__}: {error}")}
         print(name, json.dumps(done[name]), flush=True)

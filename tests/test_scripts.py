@@ -87,11 +87,14 @@ def test_gpu_benchmark_runs_the_parts_that_are_asked_for_and_names_all_where_non
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     gpu, file = importlib.import_module("gpu"), tmp_path / "cpu.json"
     command = ["gpu.py", "--device", "cpu", "--output", str(file), "--only"]
-    monkeypatch.setattr(sys, "argv", [*command, "^rounds/dense/float32"])
+    monkeypatch.setattr(sys, "argv", [*command, "rounds/*nse/float32"])
     gpu.main()
     parts = json.loads(file.read_text())["parts"]
     assert list(parts) == ["rounds/dense/float32", "rounds/dense/float32, kernels by time"]
     assert all(part["failed_clients"] == 0 for part in parts.values())
+    before = torch.backends.cudnn.benchmark
+    assert gpu.kernels_by_time(lambda: {"chosen": torch.backends.cudnn.benchmark}) == {"chosen": True}
+    assert torch.backends.cudnn.benchmark == before
     monkeypatch.setattr(sys, "argv", [*command, "rowns"])
     with pytest.raises(SystemExit, match="2"):
         gpu.main()
