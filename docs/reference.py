@@ -25,7 +25,7 @@ def configuration() -> Iterator[str]:
 
 
 def _section(section: type[Section], prefix: str) -> Iterator[str]:
-    inner = {name: part for name, info in section.model_fields.items() if (part := section_of(info))}
+    inner = {name: part for name in section.model_fields if (part := section_of(section, name))}
     recipes = {name: flatten(recipe_of({"recipe": name})) for name in ("tuned", "published")}
     for name, info in section.model_fields.items():
         if name not in inner and not (name == "name" and issubclass(section, Part)):

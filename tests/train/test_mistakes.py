@@ -30,7 +30,7 @@ def kinds(annotation: Any) -> set[Any]:
 def keys_of(kind: type, section: type[Section] = Config, prefix: str = "") -> Iterator[str]:
     """Yield every key of a configuration whose value is, or holds, one of this type."""
     for name, info in section.model_fields.items():
-        if (inner := section_of(info)) is not None:
+        if (inner := section_of(section, name)) is not None:
             yield from keys_of(kind, inner, f"{prefix}{name}.")
         elif kind in kinds(info.annotation):
             yield prefix + name

@@ -1,4 +1,7 @@
-"""The commands of ``python -m train``, their messages and exit codes."""
+"""The commands of ``python -m train``, their messages and exit codes.
+
+Reports are imported where they are written: pandas and matplotlib take a second.
+"""
 
 import argparse
 import logging
@@ -18,7 +21,6 @@ from rich.logging import RichHandler
 from sharding.errors import UserError, join_first, lookup
 from train.callbacks import EachRound
 from train.cli.arguments import parse
-from train.cli.inspection import inspect_partition
 from train.cli.listing import names
 from train.cli.progress import RoundProgress, sweep_missing
 from train.cli.sweep import FailedRun, grid_configs, sweep
@@ -27,12 +29,8 @@ from train.config.registries import import_parts
 from train.config.schema import Config, load_config
 from train.config.unread import refuse_unread
 from train.config.yaml_text import dump_yaml
-from train.report.frame import check_folders
-from train.report.page import write_page
-from train.report.summary import SUMMARY, write_report
 from train.report.tables.cells import cells_of, choose
 from train.report.tables.layout import TABLES
-from train.report.tables.write import TableReport
 from train.run import run
 from train.rundir.directory import check_comparison, check_directory, check_writable
 from train.rundir.file_names import CONFIG_FILE
@@ -134,6 +132,8 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
 
 
 def _table(args: argparse.Namespace, console: Console) -> None:
+    from train.report.tables.write import TableReport  # noqa: PLC0415 - heavy
+
     table = lookup(TABLES, args.number, "table")
     into = args.output or Path("runs") / f"tables-{args.scale}"
     check_writable(into, "--output")
@@ -172,6 +172,8 @@ def _federate(args: argparse.Namespace, console: Console) -> None:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> None:
+    from train.cli.inspection import inspect_partition  # noqa: PLC0415 - heavy
+
     config = _checked(args)
     into = config.output or Path("runs")
     check_writable(into)
@@ -193,6 +195,9 @@ def _list(args: argparse.Namespace, console: Console) -> None:
 
 
 def _page(args: argparse.Namespace, console: Console) -> None:
+    from train.report.frame import check_folders  # noqa: PLC0415 - heavy
+    from train.report.page import write_page  # noqa: PLC0415 - heavy
+
     folders = args.folders
     if any(folder.is_absolute() for folder in folders):  # no path is common to one that is and one that is not
         folders = [folder.absolute() for folder in folders]
@@ -204,6 +209,8 @@ def _page(args: argparse.Namespace, console: Console) -> None:
 
 def _report_run(config: Config, finished: bool, command: str, console: Console) -> None:
     """Report on one run. A run that had already finished gets a report only if it has none."""
+    from train.report.summary import SUMMARY  # noqa: PLC0415 - heavy
+
     directory = config.directory
     if finished:
         console.print(f"{directory} has already finished: nothing was run", soft_wrap=True)
@@ -219,6 +226,8 @@ def _report(
     console: Console,
     failed: Mapping[Path, str] | None = None,
 ) -> None:
+    from train.report.summary import write_report  # noqa: PLC0415 - heavy
+
     table, paths = write_report(directories, into, title, command, failed)
     console.print(table)
     _show_paths(paths, console)

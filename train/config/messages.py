@@ -69,7 +69,7 @@ def _allowed(loc: tuple[int | str, ...], config: type[Section]) -> str:
     """Return the keys of the section of an unknown key."""
     section = config
     for part in loc[:-1]:
-        section = section_of(section.model_fields[str(part)]) or section
+        section = section_of(section, str(part)) or section
     return (
         HELP if section is config else f"the keys of {'.'.join(map(str, loc[:-1]))}: {', '.join(section.model_fields)}"
     )
@@ -85,7 +85,7 @@ def _meant(key: str, config: type[Section]) -> str:
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
+    for name in section.model_fields:
         yield prefix + name
-        if (inner := section_of(field)) is not None:
+        if (inner := section_of(section, name)) is not None:
             yield from _keys(inner, f"{prefix}{name}.")

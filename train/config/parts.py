@@ -182,6 +182,7 @@ def check_options(
     return {key: tuple(value) if isinstance(value, list) else value for key, value in checked.items()}
 
 
+@cache
 def options_of(function: Callable[..., Any], num_arguments: int) -> dict[str, inspect.Parameter]:
     """Return the parameters that are options."""
     try:

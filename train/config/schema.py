@@ -342,7 +342,7 @@ def section_at(section: type[Section], key: str) -> type[Section] | None:
         return Config
     if section is Config and key == "tasks":
         return _Tasks
-    return section_of(section.model_fields[key]) if key in section.model_fields else None
+    return section_of(section, key) if key in section.model_fields else None
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: type[Section] = Config) -> dict[str, Any]:

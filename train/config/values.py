@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 LONGEST_NAME = 255  # bytes of a file's name, on nearly all file systems
@@ -28,17 +28,23 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _flags_are_flags(cls, value: object, info: ValidationInfo) -> object:
-        field = cls.model_fields[info.field_name or ""]
-        annotation = field.annotation
-        refused_anyway = section_of(field) or Any in _types(annotation) or get_origin(annotation) is Literal
-        return value if refused_anyway else refuse_mistaken_flag(value, annotation is bool)
+        is_flag = _is_flag(cls, info.field_name or "")
+        return value if is_flag is None else refuse_mistaken_flag(value, is_flag)
 
 
-def section_of(field: FieldInfo) -> type[Section] | None:
+@cache
+def _is_flag(section: type[Section], key: str) -> bool | None:
+    """Return whether a key is a flag; None if it may be anything, or pydantic refuses a mistaken flag."""
+    annotation = section.model_fields[key].annotation
+    refused_anyway = section_of(section, key) or Any in _types(annotation) or get_origin(annotation) is Literal
+    return None if refused_anyway else annotation is bool
+
+
+@cache
+def section_of(section: type[Section], key: str) -> type[Section] | None:
     """Return the section, or the section of a list's items, that a key has for a value; None for other values."""
-    return next(
-        (kind for kind in _types(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)), None
-    )
+    types = _types(section.model_fields[key].annotation)
+    return next((kind for kind in types if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 def _types(annotation: Any) -> list[Any]:
