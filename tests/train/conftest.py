@@ -1,11 +1,19 @@
 """What runs in the tests are made of."""
 
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from train.config.schema import Config, load_config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once() -> None:
+    """Start the one server that all processes of the tests are forked from with what nearly all of them import."""
+    forkserver.set_forkserver_preload(["tests.train.runs", "torch._dynamo", "sklearn.datasets", "timm"])
+    forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,6 @@ def in_a_process(action: Callable[[], object]) -> int:
     A process that nothing has trained in: what torch has started elsewhere does not survive a fork.
     """
     context: Any = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo", "sklearn.datasets"])
     process = context.Process(target=_perform, args=(cloudpickle.dumps(action),))
     process.start()
     process.join()
