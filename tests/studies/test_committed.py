@@ -19,7 +19,6 @@ PARTLY_RUN = (
     "central",
     "finetune",
     "finetune_vision",
-    "four_epochs",
     "full_rank_images",
     "full_rank_texts",
     "published_network",
