@@ -1,6 +1,11 @@
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _imported_once():
+    """Import nothing beside a federation: its apps have seconds to start."""
+
+
 @pytest.fixture
 def no_waiting(monkeypatch):
     """Look for replies once: nodes without processes answer at once or never."""
