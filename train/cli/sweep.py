@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 OnRound = Callable[[int, dict[str, Any]], None]  # takes the run's index in the list, and a round's metrics
 OnStage = Callable[[int, str], None]  # takes the run's index, and what it does before its first round
-IMPORTED = "torch._dynamo", "sklearn.datasets"  # by torch at an optimizer's first step; by the dataset `digits`
 POLL_SECONDS = 0.2  # after which a request to stop is seen at the latest
 
 
@@ -114,7 +113,8 @@ def sweep(
         check_trackers(config)
     waiting, workers = deque(range(len(configs))), dict[Connection, Worker]()
     slots, failures = list(range(min(jobs, len(configs)))), dict[Path, FailedRun]()
-    context = context_of(__name__, *IMPORTED)
+    heavy = {"sklearn.datasets" for config in configs if config.data.name == "digits"}  # or each run imports it
+    context = context_of(__name__, *heavy)
     with stop_on_request() as request, _killing_at_end(workers):
         while waiting or workers:
             if request.signal is not None:

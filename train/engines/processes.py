@@ -60,7 +60,7 @@ class ProcessesEngine(Engine):
         count, self._device = num_workers or count_devices(job), job.device
         self._ahead = AHEAD * count
         parts = sorted({type(part).__module__ for part in job.model.modules()} - {"__main__"})  # timm's and others
-        context = context_of(__name__, "torch._dynamo", *parts)  # torch imports it at an optimizer's first step
+        context = context_of(__name__, *parts)
         with _saved(job) as file:
             try:
                 devices, all_ready = context.SimpleQueue(), context.Barrier(count)
@@ -139,10 +139,10 @@ def start_method() -> str:
 
 
 def context_of(*modules: str) -> Any:
-    """Return the multiprocessing context; a fork server imports these modules first."""
+    """Return the multiprocessing context; a fork server imports these modules first, and what all training needs."""
     context: Any = get_context(start_method())
     if start_method() == "forkserver":
-        context.set_forkserver_preload(list(modules))
+        context.set_forkserver_preload(["torch._dynamo", *modules])  # torch imports it at an optimizer's first step
     return context
 
 
