@@ -10,7 +10,7 @@ He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, Section 4.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.layers.norm import GroupNorm
 from timm.models.resnet import BasicBlock
@@ -18,12 +18,20 @@ from torch import Tensor, nn
 
 from models.options import positive
 from sharding.errors import UserError
+from sharding.factorization.shardable import ENDS, Patterns
+
+
+def shortcut(_: str, layer: nn.Module) -> bool:
+    """Return whether a layer is a 1×1 convolution: in this network, a shortcut between two stages."""
+    return isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)
 
 
 class ResNetGN(nn.Module):
     """Residual network of basic blocks with GroupNorm, for images of any size; ResNet-18 by default.
 
-    Stage i has `blocks[i]` blocks of `width`·2ⁱ channels; each stage but the first halves height and width.
+    Stage i has `blocks[i]` blocks of `width`·2ⁱ channels; each stage but the first halves height and width. With
+    `skip: null` in a configuration the shortcuts are sent whole, as in PriSM's public code, which factorizes no 1×1
+    convolution.
 
     Args:
         input_shape: (channels, height, width) of an image.
@@ -38,6 +46,8 @@ class ResNetGN(nn.Module):
     Raises:
         UserError: the input is not an image, a number is not positive, or `groups` does not divide `width`.
     """
+
+    skip: ClassVar[Patterns] = (*ENDS, shortcut)
 
     def __init__(
         self,

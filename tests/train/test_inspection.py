@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from train.cli.inspection import inspect_partition
@@ -28,6 +29,22 @@ def test_inspect_has_the_partition_and_keep_ratios_of_the_run(config, tmp_path):
         whose = ", ".join(str(client) for client, r in part.keep_ratios.items() if r == ratio)
         assert f"keep ratio {ratio}: {planned.shard(str(ratio)).nbytes:,} bytes a shard" in told
         assert f" clients, {whose}\n" in told
+
+
+def test_skip_names_the_layers_that_are_sent_whole_and_null_leaves_it_to_the_model(tmp_path):
+    sharded = {}
+    for skip in ("[first, last]", "null", "[first, last, downsample]", "[fc, 'stages.1']"):
+        config = load_config("configs/quickstart.yaml", [f"skip={skip}"])
+        part = assemble(config)
+        plan = part.server.plan({0: 0.2}, 0)
+        told = "\n".join(inspect_partition(config, tmp_path))
+        assert f"shards {len(plan.spectra)} layers" in told
+        whole = next(line for line in told.splitlines() if line.startswith("layers that are sent whole: "))
+        assert ("downsample" in whole) == (skip != "[first, last]")
+        sharded[skip] = len(plan.spectra)
+        rank = torch.linalg.matrix_rank(part.server.model.stages[1][0].downsample[0].weight.flatten(1))
+        assert rank == (4 if skip == "[first, last]" else 16)  # init=low_rank cuts only what is sharded
+    assert list(sharded.values()) == [8, 6, 6, 6]
 
 
 def test_inspect_writes_figures_and_reports_overwritten_ones(config, tmp_path):

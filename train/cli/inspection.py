@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sharding.errors import join_first
+from sharding.factorization.shardable import sort_layers
 from sharding.rounds.plan import Client
 from train.cli.client_memory import client_memory
 from train.config.schema import Config
@@ -65,7 +66,12 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     model = first_model(config, built, planner.strategy, keep_ratios.values())
     frozen = planner.frozen(model)
     size = f"{parameters:,} parameters, {dense:,} bytes"
-    yield f"{config.model.name}: {size}; {config.strategy} shards {len(planner.sharded_layers(model))} layers"
+    sharded = planner.sharded_layers(model)
+    yield f"{config.model.name}: {size}; {config.strategy} shards {len(sharded)} layers"
+    if sharded:
+        whole = sort_layers(built, planner.skip).skipped
+        names = [f"{name} ({whole[name]})" for name, _ in built.named_modules() if name in whole]
+        yield f"layers that are sent whole: {join_first(names, NAMED) or 'none'}"
     if len(frozen):
         yield f"first contact: each client is sent {frozen.nbytes:,} bytes once, which stay frozen"
     strongest = max(keep_ratios.values())

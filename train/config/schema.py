@@ -76,6 +76,11 @@ class Config(Section):
 
     A mapping gives the share of clients that have each r.
     """
+    skip: tuple[str, ...] | None
+    """Layers that are sent whole: names, shell patterns, `first` and `last`.
+
+    With `null` they are those that the model names, as `resnet18_gn` does its shortcuts too, or the first and the last.
+    """
     compression: Annotated[str, AfterValidator(partial(registered, COMPRESSIONS, "compression"))] = "float32"
     """Number format of shards in both directions: `float32`, `bfloat16` or `int8`."""
     model: ModelConfig

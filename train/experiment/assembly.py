@@ -14,6 +14,7 @@ from models import build_model, load_pretrained
 from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
+from sharding.factorization.shardable import ENDS, Patterns
 from sharding.factorization.support import TO_SEND, check_supported
 from sharding.rng import generator, seed_of
 from sharding.rounds.failures import one_line
@@ -148,10 +149,10 @@ def first_model(config: Config, model: nn.Module, strategy: Strategy, keep_ratio
     afforded = median_low(keep_ratios) if config.residual is None else max(keep_ratios)
     ratio = 1.0 if strategy.allocate is None else strategy.keep_ratio or afforded
     if config.residual is not None:
-        return factorize(model, ratio, residual_format=config.residual)
+        return factorize(model, ratio, skip=skipped_layers(config), residual_format=config.residual)
     if config.init == "as_built" or ratio == 1:
         return model
-    small = factorize(model, ratio)
+    small = factorize(model, ratio, skip=skipped_layers(config))
     if config.model.weights is not None:
         report: Any = small.factorize_report
         lost = 100 * (1 - np.mean([layer.energy for layer in report.layers.values()]))
@@ -242,12 +243,19 @@ def make_sampler(
     return clients.sampler.build(count, clients.per_round, seed, population)
 
 
+def skipped_layers(config: Config) -> Patterns:
+    """Return the patterns of the layers that are sent whole: the configured ones, or those that the model names."""
+    named: Patterns = getattr(config.model.registry[config.model.name], "skip", ENDS)
+    return named if config.skip is None else config.skip
+
+
 def make_planner(config: Config) -> ShardPlanner:
     """Return the planner of a run."""
     return ShardPlanner(
         config.strategy,
         config.design,
         config.seed,
+        skip=skipped_layers(config),
         compression=config.compression,
         tail_format=config.tail,
         clip=config.local.clip,
