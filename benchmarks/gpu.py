@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout's own librar
 
 from models import MODELS
 from sharding import UserError, clip_and_decay
-from sharding.factorization import num_terms
 from sharding.layers import factorized_type
 from sharding.layers.decomposition import form_of
 from sharding.rounds.client import train_model
 from sharding.rounds.failures import one_line
+from sharding.terms.strategies import num_terms
 from train.callbacks import Callback, Plans
 from train.config.schema import Config, load_config
 from train.data import Dataset, Split, default_root, empty_dataset

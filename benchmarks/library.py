@@ -37,10 +37,10 @@ from sharding.client_sampling import (
     round_time,
     wireless_probabilities,
 )
-from sharding.factorization import num_terms
 from sharding.factorization.terms import Cost
 from sharding.layers import factorized_type
 from sharding.layers.decomposition import form_of
+from sharding.terms.strategies import num_terms
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear 4096x4096, batch 64": (lambda: nn.Linear(4096, 4096), (64, 4096)),

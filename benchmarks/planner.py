@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` runs from a check
 
 from models import build_model
 from sharding import ShardPlanner, UserError, collective_inclusion, optimal_inclusion, shardable_layers
-from sharding.factorization import num_terms
 from sharding.matrices.spectrum import decompose
 from sharding.rounds.plan import Client
 from sharding.terms.designs import fit
+from sharding.terms.strategies import num_terms
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 

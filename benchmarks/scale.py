@@ -42,10 +42,11 @@ from sharding import (
     init_empty,
     shardable_layers,
 )
-from sharding.factorization import factorize_empty, num_terms
 from sharding.layers.decomposition import form_of
+from sharding.layers.registry import factorize_empty
 from sharding.matrices.quantization import quantize
 from sharding.rounds.aggregation.aggregate import Outcome
+from sharding.terms.strategies import num_terms
 
 KEEP_RATIO, NUM_CLIENTS = 0.1, 10
 Row = dict[str, str | int | float]

@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sharding import STRATEGIES, Allocation, LayerContext, shardable_layers
-from sharding.factorization import num_terms
 from sharding.matrices.spectrum import decompose
+from sharding.terms.strategies import num_terms
 from train.callbacks import EachRound
 from train.config.schema import load_config
 from train.experiment.assembly import assemble

@@ -46,11 +46,11 @@ from sharding import (
     factorize,
     iterate_average,
 )
-from sharding.factorization import ENDS, num_terms
+from sharding.factorization import ENDS
 from sharding.layers.decomposition import form_of
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client, Draw
-from sharding.terms.strategies import LayerContext
+from sharding.terms.strategies import LayerContext, num_terms
 from studies.beyond import course, narrow_network
 from studies.changes import Change, Measures, run_all, unchanged
 from studies.curves import by_scheme, ends

@@ -4,10 +4,10 @@
 what the server cuts always agree.
 """
 
-from sharding.factorization.replace import factorize, factorize_empty, merge
+from sharding.factorization.replace import factorize, merge
 from sharding.factorization.report import CoverageWarning, FactorizationReport, LayerReport
 from sharding.factorization.shardable import ENDS, Pattern, Patterns, as_patterns, shardable_layers
-from sharding.factorization.terms import Budget, Energy, num_terms
+from sharding.factorization.terms import Budget, Energy
 from sharding.factorization.unpack import split_layers, unpack_attention
 
 __all__ = [
@@ -21,9 +21,7 @@ __all__ = [
     "Patterns",
     "as_patterns",
     "factorize",
-    "factorize_empty",
     "merge",
-    "num_terms",
     "shardable_layers",
     "split_layers",
     "unpack_attention",

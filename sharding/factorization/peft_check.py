@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sharding.errors import UserError, join_first
-from sharding.factorization.unpack import replace_modules
 from sharding.layers import FactorizedLayer
-from sharding.modules.copies import copied, meta_copy
+from sharding.modules.copies import copied, meta_copy, replace_modules
 from sharding.modules.wrappers import without_wrappers
 
 Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]

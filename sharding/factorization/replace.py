@@ -18,12 +18,13 @@ from sharding.factorization.report import (
 from sharding.factorization.shardable import ENDS, Patterns, as_patterns, packed_attention, sort_layers
 from sharding.factorization.support import TO_MERGE, TO_REPLACE, check_supported
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
-from sharding.factorization.unpack import pack, replace_modules, unpack
-from sharding.layers import FactorizedLayer, factorized_type
+from sharding.factorization.unpack import pack, unpack
+from sharding.layers import FactorizedLayer
+from sharding.layers.registry import factorized_kind
 from sharding.matrices.quantization import Format, check_format
 from sharding.matrices.values import find_nonfinite
-from sharding.modules.copies import copied, tensors
-from sharding.modules.wrappers import get_submodule, named_modules
+from sharding.modules.copies import copied, replace_modules, tensors
+from sharding.modules.wrappers import get_submodule
 
 
 def factorize(
@@ -88,7 +89,7 @@ def factorize(
             uncovered=uncovered(copy, dense, unfactorized),
             parameters_before=count_parameters(model),
         )
-        kinds = {name: _kind(name, layer, residual_format) for name, layer in dense.items()}
+        kinds = {name: factorized_kind(name, layer, residual_format) for name, layer in dense.items()}
         moments = {} if calibration is None else observe(copy, dense, calibration)
         target = unpack(model, packed) if inplace else copy
         old = {name: get_submodule(target, name) for name in kept}
@@ -105,33 +106,6 @@ def factorize(
     return result
 
 
-def factorize_empty(
-    model: nn.Module, terms: Mapping[str, int], residuals: Mapping[str, Format] | None = None
-) -> nn.Module:
-    """Replace each named layer by a factorized one without values, in place.
-
-    Nothing is decomposed. If the model is on the `meta` device, no dense weight is ever made.
-
-    Args:
-        model: any module.
-        terms: n by layer name.
-        residuals: the formats of the residuals, by the names of the layers that have one.
-
-    Raises:
-        UserError: a name is not a layer that can be factorized, or a number of terms is outside 1…N.
-    """
-    layers = dict(named_modules(model, remove_duplicate=False))
-    missing = [name for name in terms if name not in layers]
-    if missing:
-        raise UserError(f"the model has no layer {', '.join(missing)}")
-    formats = residuals or {}
-    empty = {
-        id(layers[name]): _kind(name, layers[name], formats.get(name))(layers[name], n, formats.get(name))
-        for name, n in terms.items()
-    }
-    return replace_modules(model, empty)
-
-
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again.
 
@@ -145,18 +119,6 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     for part in model.modules():  # a wrapper passes on the attributes of the module in it
         vars(part).pop("factorize_report", None)
     return model
-
-
-def _kind(name: str, layer: nn.Module, residual_format: Format | None) -> type[FactorizedLayer]:
-    kind = factorized_type(layer)
-    if kind is None:
-        raise UserError(f"layer {name} is a {type(layer).__name__}, which has no factorized form")
-    if residual_format is not None and not kind.adds_residual:
-        raise UserError(
-            f"layer {name} cannot have a residual: the forward of {kind.__name__} would have to add it, and the class "
-            "to set adds_residual = True; leave the layer out with skip, or use residual_format=None"
-        )
-    return kind
 
 
 def _check_finite(layers: Mapping[str, nn.Module]) -> None:

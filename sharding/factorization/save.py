@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.factorization import factorize_empty
 from sharding.factorization.support import TO_BUILD, TO_SAVE, check_supported
 from sharding.factorization.unpack import split_layers, unpack
 from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
+from sharding.layers.registry import factorize_empty
 from sharding.matrices.quantization import Format, format_of
 from sharding.modules.copies import check_has_values, fill, meta_copy
 from sharding.modules.wrappers import full_tensor, is_distributed, named_modules, named_state, unwrap

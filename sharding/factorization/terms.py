@@ -6,7 +6,6 @@ weight stays dense.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from sharding.factorization.shardable import Pattern, aliases, matches, matching
 from sharding.layers import as_blocks, num_blocks
 from sharding.layers.decomposition import form_of
 from sharding.matrices.spectrum import lower_gram
+from sharding.terms.strategies import num_terms
 from sharding.validation import is_number
 
 GROWS = "would grow"
@@ -68,21 +68,6 @@ class Cost:
         weight, blocks = layer.weight, num_blocks(layer)
         assert isinstance(weight, torch.Tensor)
         return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * blocks)
-
-
-def num_terms(rank: int, keep_ratio: float) -> int:
-    """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] keeps of a layer of rank N.
-
-    Raises:
-        UserError: the keep ratio is outside (0, 1], or not a number.
-    """
-    if not (is_number(keep_ratio) and 0 < keep_ratio <= 1):
-        numeric = isinstance(keep_ratio, float | int) and not isinstance(keep_ratio, bool)
-        wrong = "outside (0, 1]" if numeric else f"of type {type(keep_ratio).__name__}, not a number in (0, 1]"
-        raise UserError(
-            f"keep ratio {safe_repr(keep_ratio)} is {wrong}; 0.2 keeps a fifth of each layer's singular terms"
-        )
-    return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
 
 
 def count_terms(

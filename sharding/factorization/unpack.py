@@ -1,6 +1,5 @@
 """Replace fused and packed projections by separate layers, so that each can be sharded, and back."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
@@ -9,8 +8,8 @@ from sharding.errors import UserError
 from sharding.factorization.shardable import Pattern, matching, packed_attention
 from sharding.factorization.support import TO_REPLACE, ModelContext, check_supported
 from sharding.layers import SplitLinear, UnpackedAttention
-from sharding.modules.copies import copied
-from sharding.modules.wrappers import get_submodule, named_modules, rebuild_wrappers
+from sharding.modules.copies import copied, replace_modules
+from sharding.modules.wrappers import get_submodule, named_modules
 
 NESTED_TENSOR = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
 
@@ -81,30 +80,3 @@ def pack(model: nn.Module) -> nn.Module:
         elif isinstance(module, nn.TransformerEncoder) and NESTED_TENSOR in vars(module):
             vars(module)["use_nested_tensor"] = vars(module).pop(NESTED_TENSOR)
     return replace_modules(model, fused)
-
-
-def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
-    """Replace modules, given by their `id`, wherever they are registered."""
-    for parent in list(model.modules()):
-        for name, module in parent._modules.items():
-            if id(module) in replacements:
-                parent._modules[name] = replacements[id(module)]
-    rebuild_wrappers(model)
-    _warn_of_references(model, replacements)
-    return replacements.get(id(model), model)
-
-
-def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
-    """Warn where a module that was replaced is still in a plain attribute, list or dictionary of another."""
-    for name, parent in named_modules(model):
-        for attribute, value in vars(parent).items():
-            values = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            )
-            if any(id(part) in replaced for part in values):
-                where = f"{name}.{attribute}" if name else attribute
-                warnings.warn(
-                    f"{where} still refers to a layer that was replaced, and would compute with its old weights; "
-                    "keep layers in nn.ModuleList or nn.ModuleDict only",
-                    stacklevel=4,
-                )

@@ -21,7 +21,7 @@ from sharding.layers.frozen import StoredMatrix
 from sharding.matrices.activations import Moment, weighted_terms
 from sharding.matrices.quantization import Format, empty_quantized, quantize
 from sharding.matrices.spectrum import compose, largest_terms
-from sharding.modules.wrappers import distribute_like
+from sharding.modules.wrappers import distribute_like, named_modules
 
 # Attributes that only the factorized layer has.
 DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")
@@ -274,3 +274,14 @@ def plain_attributes(layer: nn.Module) -> dict[str, object]:
         for name, value in vars(layer).items()
         if name not in MACHINERY and name not in DERIVED and not (name in COMPUTED and isinstance(value, Tensor))
     }
+
+
+def factorized_layers(model: nn.Module) -> dict[str, FactorizedLayer]:
+    """Return the factorized layers of a model, by name."""
+    return {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+
+
+def residual_layers(model: nn.Module) -> dict[str, Tensor]:
+    """Return R of the factorized layers that have one, by name."""
+    layers = factorized_layers(model)
+    return {name: layer.residual for name, layer in layers.items() if layer.residual is not None}

@@ -54,24 +54,14 @@ def _in_full_precision(compute: Compute, sources: Sequence[Tensor]) -> Tensor:
 class ComputesWeight(nn.Module):
     """A module with a property `weight` that is computed: nothing can be assigned to it."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":
-            _refuse()
-        super().__setattr__(name, value)
-
     def refuse_written_weight(self) -> None:
-        """Check that no weight was put past `__setattr__` into `_parameters` or `vars`, where `forward` ignores it.
+        """Check that no weight was put into `_parameters` or `vars`, where `forward` ignores it.
 
         Raises:
             UserError: one was.
         """
         if "weight" in self._parameters or "weight" in vars(self):
             _refuse()
-
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse a state with a weight that `forward` ignores, and that could not be loaded."""
-        self.refuse_written_weight()
-        super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         """Refuse a dense weight, which torch would ignore with ``strict=False``."""

@@ -116,7 +116,8 @@ def _decompose(layers: Sequence[nn.Module]) -> Sequence[Decomposition | ProductD
     if not factorized:
         decompositions = decompose_batch([_blocks(layer) for layer in layers])
         for layer, decomposition in zip(layers, decompositions, strict=True):
-            _clear_padding(layer, decomposition)
+            if isinstance(layer, nn.Embedding):
+                _clear_padding(layer, decomposition)
         return decompositions
     return [
         decompose_product(*(full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v)))

@@ -1,11 +1,15 @@
 """Register which factorized layer replaces which dense one."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from sharding.errors import UserError
 from sharding.layers.base import FactorizedLayer
 from sharding.layers.linear import FactorizedTransposedLinear, is_transposed_linear
-from sharding.modules.wrappers import has_own_forward
+from sharding.matrices.quantization import Format
+from sharding.modules.copies import replace_modules
+from sharding.modules.wrappers import has_own_forward, named_modules
 
 _REGISTRY: dict[type[nn.Module], type[FactorizedLayer]] = {}
 _ON_DEMAND: set[type[nn.Module]] = set()
@@ -57,3 +61,47 @@ def is_affine(layer: nn.Module) -> bool:
 def is_on_demand(layer: nn.Module) -> bool:
     """Whether layers of this kind are sharded only if `also=` matches them."""
     return base_of(layer) in _ON_DEMAND
+
+
+def factorize_empty(
+    model: nn.Module, terms: Mapping[str, int], residuals: Mapping[str, Format] | None = None
+) -> nn.Module:
+    """Replace each named layer by a factorized one without values, in place.
+
+    Nothing is decomposed. If the model is on the `meta` device, no dense weight is ever made.
+
+    Args:
+        model: any module.
+        terms: n by layer name.
+        residuals: the formats of the residuals, by the names of the layers that have one.
+
+    Raises:
+        UserError: a name is not a layer that can be factorized, or a number of terms is outside 1…N.
+    """
+    layers = dict(named_modules(model, remove_duplicate=False))
+    missing = [name for name in terms if name not in layers]
+    if missing:
+        raise UserError(f"the model has no layer {', '.join(missing)}")
+    formats = residuals or {}
+    empty = {
+        id(layers[name]): factorized_kind(name, layers[name], formats.get(name))(layers[name], n, formats.get(name))
+        for name, n in terms.items()
+    }
+    return replace_modules(model, empty)
+
+
+def factorized_kind(name: str, layer: nn.Module, residual_format: Format | None) -> type[FactorizedLayer]:
+    """Return the class that replaces a layer.
+
+    Raises:
+        UserError: there is none, or it cannot add a residual and one is asked for; the message calls the layer `name`.
+    """
+    kind = factorized_type(layer)
+    if kind is None:
+        raise UserError(f"layer {name} is a {type(layer).__name__}, which has no factorized form")
+    if residual_format is not None and not kind.adds_residual:
+        raise UserError(
+            f"layer {name} cannot have a residual: the forward of {kind.__name__} would have to add it, and the class "
+            "to set adds_residual = True; leave the layer out with skip, or use residual_format=None"
+        )
+    return kind

@@ -1,5 +1,6 @@
 """Copy models, with their values or on the meta device, and give a copy values."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, cast
@@ -9,7 +10,14 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.matrices.values import as_real
-from sharding.modules.wrappers import distribute_like, named_buffers, named_parameters, rebuild_wrappers, unwrap
+from sharding.modules.wrappers import (
+    distribute_like,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    rebuild_wrappers,
+    unwrap,
+)
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
@@ -117,3 +125,30 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
     elif isinstance(value, dict | list | tuple | set):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _tensors_in(part)
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[int, nn.Module]) -> nn.Module:
+    """Replace modules, given by their `id`, wherever they are registered."""
+    for parent in list(model.modules()):
+        for name, module in parent._modules.items():
+            if id(module) in replacements:
+                parent._modules[name] = replacements[id(module)]
+    rebuild_wrappers(model)
+    _warn_of_references(model, replacements)
+    return replacements.get(id(model), model)
+
+
+def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
+    """Warn where a module that was replaced is still in a plain attribute, list or dictionary of another."""
+    for name, parent in named_modules(model):
+        for attribute, value in vars(parent).items():
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+            if any(id(part) in replaced for part in values):
+                where = f"{name}.{attribute}" if name else attribute
+                warnings.warn(
+                    f"{where} still refers to a layer that was replaced, and would compute with its old weights; "
+                    "keep layers in nn.ModuleList or nn.ModuleDict only",
+                    stacklevel=4,
+                )

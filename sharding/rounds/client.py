@@ -21,14 +21,15 @@ from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
 from sharding.errors import UserError, safe_repr
-from sharding.factorization import factorize_empty
 from sharding.factorization.support import TO_BUILD, check_supported
 from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
+from sharding.layers.base import residual_layers
+from sharding.layers.registry import factorize_empty
 from sharding.modules.copies import check_has_values, meta_copy, meta_parameter
-from sharding.modules.wrappers import key, named_modules
+from sharding.modules.wrappers import key, named_modules, named_state
 from sharding.rounds.failures import hint_at
-from sharding.rounds.frozen import Frozen, residual_layers
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import DecayOf, can_be_fused, check_optimizer, clip_and_decay
 from sharding.rounds.shard import Shard, Update
 from sharding.validation import is_number
@@ -88,7 +89,7 @@ def train_shard(
     optimizer.register_step_pre_hook(clip_and_decay(trained, shard.clip, decay, decay_of))
     if not train_model(trained, batches, optimizer, partial(_loss_of, loss=loss)):
         raise UserError("there are no batches to train on; an iterator that is used up has none, so pass a new one")
-    return shard.read_from(trained)
+    return shard.update_of(named_state(trained))
 
 
 def train_model(
@@ -211,7 +212,10 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
     """Replace the layers that the shard has terms of by empty factorized ones, in place."""
     sent = shard.state()
     attentions = [name for name, part in named_modules(model) if isinstance(part, nn.MultiheadAttention)]
-    model = unpack(model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)])
+    if attentions:
+        model = unpack(
+            model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)]
+        )
     modules = dict(named_modules(model, remove_duplicate=False))
     _refuse_fused(modules, sent)
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sharding.errors import UserError
-from sharding.layers import FactorizedLayer
+from sharding.layers.base import factorized_layers, residual_layers
 from sharding.matrices.values import as_real
 from sharding.modules.copies import load
 from sharding.modules.state import whole_state
-from sharding.modules.wrappers import named_modules, named_state
+from sharding.modules.wrappers import named_state
 from sharding.transport import serialize
 
 KEY = "residual"  # of the digest in the metadata
@@ -52,7 +52,7 @@ class Frozen:
             sharded: the layers whose terms are sent, by name (`ShardPlanner.sharded_layers`); by default the factorized
                 layers, as in every client's model.
         """
-        sharded = _named_layers(model) if sharded is None else sharded
+        sharded = factorized_layers(model) if sharded is None else sharded
         return cls(residual_layers(model), whole_state(model, sharded)[1])
 
     @cached_property
@@ -90,7 +90,7 @@ class Frozen:
         Raises:
             UserError: a tensor does not fit the model.
         """
-        for name, layer in _named_layers(model).items():
+        for name, layer in factorized_layers(model).items():
             stored = self.residuals.get(name)
             if stored is not None and not layer.can_add(stored, by_terms=False):
                 raise UserError(f"the residual of {name}, {_form(stored)}, does not fit this {layer}")
@@ -149,17 +149,6 @@ class Frozen:
         if (frozen := cls(*parts)).digest != metadata[KEY]:
             raise UserError(f"it is spoiled: its digest is {frozen.digest!r}, not {metadata[KEY][:40]!r}; get it again")
         return frozen
-
-
-def residual_layers(model: nn.Module) -> dict[str, Tensor]:
-    """Return R of the factorized layers that have one, by name."""
-    layers = _named_layers(model)
-    return {name: layer.residual for name, layer in layers.items() if layer.residual is not None}
-
-
-def _named_layers(model: nn.Module) -> dict[str, FactorizedLayer]:
-    """Return the factorized layers of a model, by name."""
-    return {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
 
 
 def _form(tensor: Tensor) -> str:

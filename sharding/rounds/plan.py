@@ -69,8 +69,10 @@ class Plan(Collection[Client]):
         self.id, self.whole, self.fixed = common.plan_id, common.whole, common.fixed
         self.spectra, self.draws, self.shapes, self.tails = spectra, draws, shapes, tails
         self.groups = grouped(keep_ratios)
-        rounded = {name: round_outputs(part, common.compression) for name, part in self.whole.items()}
-        self._common = replace(common, whole=rounded)
+        if common.compression != EXACT:
+            rounded = {name: round_outputs(part, common.compression) for name, part in self.whole.items()}
+            common = replace(common, whole=rounded)
+        self._common = common
         self._keep_ratios = keep_ratios
         self._rows = {client: row for clients in self.groups.values() for row, client in enumerate(clients)}
         self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
@@ -83,7 +85,9 @@ class Plan(Collection[Client]):
         """
         terms, compression = {}, self._common.compression
         for name, (indices, multipliers) in self._drawn_by(client):
-            u, v = (round_columns(side, compression) for side in self.spectra[name].cut(indices))
+            u, v = self.spectra[name].cut(indices)
+            if compression != EXACT:
+                u, v = round_columns(u, compression), round_columns(v, compression)
             terms[name] = Terms(indices, u, v, multipliers)
         return self._with_terms(client, terms)
 
@@ -103,6 +107,15 @@ class Plan(Collection[Client]):
             u, v = (side.new_empty((len(side), len(indices)), device="meta") for side in (spectrum.u, spectrum.v))
             terms[name] = Terms(indices, u, v, multipliers)
         return self._with_terms(client, terms)
+
+    def update_nbytes(self, client: Client) -> int:
+        """Return the bytes of a client's update on the wire.
+
+        Raises:
+            KeyError: the client is not in the plan.
+        """
+        template = self.template(client)
+        return template.returned(template.trained()).nbytes
 
     def _drawn_by(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Return an iterator over the layers, with the indices and multipliers of a client's terms."""

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first, lookup, safe_repr
-from sharding.factorization import ENDS, Patterns, as_patterns, num_terms, shardable_layers
+from sharding.factorization import ENDS, Patterns, as_patterns, shardable_layers
 from sharding.factorization.support import TO_SEND, check_supported
 from sharding.layers import FactorizedLayer, factorized_type
+from sharding.layers.base import residual_layers
 from sharding.layers.decomposition import check_layers, decompose_layers, form_of
 from sharding.layers.tail import stacked_terms
 from sharding.matrices.product import ProductDecomposition
@@ -31,13 +32,13 @@ from sharding.modules.state import fixed_names, whole_state
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP
-from sharding.rounds.frozen import Frozen, residual_layers
+from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import check_clip
 from sharding.rounds.plan import Client, Draw, Plan, grouped
 from sharding.rounds.shard import Shard, Terms
-from sharding.terms.designs import DESIGNS, fit, successive_design
+from sharding.terms.designs import DESIGNS, successive_design
 from sharding.terms.designs.design import Design
-from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
+from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio, num_terms
 from sharding.transport.compression import COMPRESSIONS, EXACT
 
 Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
@@ -78,7 +79,7 @@ class ShardPlanner:
         clip: float | None = CLIP,
     ) -> None:
         lookup(COMPRESSIONS, compression, "compression")
-        lookup(DESIGNS, design, "design")
+        self._fit = lookup(DESIGNS, design, "design")
         self.strategy = get_strategy(strategy)
         self.design = design
         self.seed = seed
@@ -253,9 +254,12 @@ class ShardPlanner:
             raise UserError(
                 f"{spoiled} has NaN or Inf; did training diverge? A mask can be a buffer with persistent=False"
             )
-        _check_compression(layers, whole, self.compression)
+        if self.compression != EXACT:
+            _check_compression(layers, whole, self.compression)
         whole = {name: part.clone() for name, part in whole.items()}  # the model moves on, shards are as they were
-        digest, fixed = Frozen(residual_layers(model), frozen).digest, fixed_names(model, layers, whole)
+        residuals = residual_layers(model)
+        digest = Frozen(residuals, frozen).digest if residuals or frozen else ""
+        fixed = fixed_names(model, layers, whole)
         return Shard({}, whole, 1.0, fixed, "", self.compression, digest, clip=self.clip)
 
     def _tails(
@@ -304,7 +308,7 @@ class ShardPlanner:
                 raise UserError(f"the strategy returned {safe_repr(allocation)}; an Allocation(π, ω) is needed")
             allocation = allocation.checked(len(context.magnitudes), context.num_terms)
             if allocation.weights is None:
-                return allocation, fit(allocation.inclusion, self.design)
+                return allocation, Design.fit(allocation.inclusion, self._fit)
             return allocation, successive_design(allocation.weights, context.num_terms)  # as published
         except UserError as error:
             raise UserError(f"layer {name}: {error}") from error

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedLayer
+from sharding.layers.base import residual_layers
 from sharding.matrices.values import as_real, computable, difference
 from sharding.modules.copies import load
 from sharding.modules.state import batch_counters, is_transmitted
 from sharding.modules.wrappers import full_tensor, key, named_modules, named_state
 from sharding.rounds import codec
 from sharding.rounds.codec import CLIP
-from sharding.rounds.frozen import digest_of, residual_layers
+from sharding.rounds.frozen import digest_of
 from sharding.transport import serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 from sharding.transport.serialize import Metadata, Named
@@ -178,19 +179,18 @@ class Shard:
         Its types are those of the shard, whatever the client computes in. With compression it holds the rounded changes
         of these values.
         """
-        values = {name: values[name].to(sent.dtype) for name, sent in self.trained().items()}
+        trained = self.trained()
+        values = {name: values[name].to(sent.dtype) for name, sent in trained.items()}
         if changes := self.compression != EXACT:
-            values = {name: difference(values[name], sent) for name, sent in self.trained().items()}
-
-        def rounded(layer: str, part: str) -> Tensor:
-            return round_columns(values[key(layer, part)], self.compression)
-
+            for name, sent in trained.items():
+                rounded = round_outputs if name in self.whole else round_columns
+                values[name] = rounded(difference(values[name], sent), self.compression)
         terms = {
-            layer: replace(sent, u=rounded(layer, "u"), v=rounded(layer, "v"))
+            layer: replace(sent, u=values[key(layer, "u")], v=values[key(layer, "v")])
             for layer, sent in self.terms.items()
             if layer not in self.fixed
         }
-        whole = {name: round_outputs(values[name], self.compression) for name in self.whole if name not in self.fixed}
+        whole = {name: values[name] for name in self.whole if name not in self.fixed}
         return Update(terms, whole, self.keep_ratio, self.plan_id, self.compression, changes, self.frozen_digest)
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -199,7 +199,6 @@ class Shard:
         Raises:
             UserError: as `load_into`.
         """
-        check_supported(model, TO_READ)
         state = {name: part for name, part in named_state(model).items() if is_transmitted(name, part)}
         problems = list(self._misfits(model, state))
         if problems:
@@ -242,15 +241,20 @@ class Shard:
         Raises:
             UserError: as `load_into`.
         """
-        state = self.matching_state(model)
+        check_supported(model, TO_READ)
+        return self.update_of(self.matching_state(model))
+
+    @torch.no_grad()
+    def update_of(self, state: Mapping[str, Tensor]) -> "Update":
+        """Return the update with the values of a client's model, by their names in `named_state`."""
         return self.returned({name: _now(state[name].detach(), sent) for name, sent in self.trained().items()})
 
     def _misfits(self, model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
         """Describe each difference between the names and shapes of the shard and those of the model."""
         modules, seen = dict(named_modules(model, remove_duplicate=False)), set()
-        layers, expected = residual_layers(model), self.frozen_digest.partition("-")[0] or digest_of({})
-        if (digest := digest_of(layers)) != expected:
-            yield f"its layers have {f'the residual {digest}' if layers else 'no residual'}, not {expected}"
+        layers, expected = residual_layers(model), self.frozen_digest.partition("-")[0]
+        if (layers or expected) and (digest := digest_of(layers)) != expected:
+            yield f"its layers have {f'the residual {digest}' if layers else 'no residual'}, not {expected or 'none'}"
         for layer, terms in self.terms.items():
             seen |= {key(layer, "residual"), key(layer, "tail")}
             module, n = modules.get(layer), terms.indices.numel()

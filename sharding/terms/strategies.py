@@ -6,6 +6,7 @@ function and add a line to `STRATEGIES`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from sharding.terms.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.validation import Vector, as_floats, check_probabilities
+from sharding.validation import Vector, as_floats, check_probabilities, is_number
 
 # PriSM draws in proportion to λᵏ. λ below this share of the largest is raised to it, since λ⁴ would underflow.
 PRISM_FLOOR = 1e-7
@@ -169,6 +170,21 @@ def get_strategy(strategy: str | Strategy) -> Strategy:
             f"strategy {strategy!r} is {safe_repr(chosen)}; pass Strategy('what it does, in a line', function)"
         )
     return chosen
+
+
+def num_terms(rank: int, keep_ratio: float) -> int:
+    """Return n = ⌈N·r⌉, the singular terms that keep ratio r in (0, 1] keeps of a layer of rank N.
+
+    Raises:
+        UserError: the keep ratio is outside (0, 1], or not a number.
+    """
+    if not (is_number(keep_ratio) and 0 < keep_ratio <= 1):
+        numeric = isinstance(keep_ratio, float | int) and not isinstance(keep_ratio, bool)
+        wrong = "outside (0, 1]" if numeric else f"of type {type(keep_ratio).__name__}, not a number in (0, 1]"
+        raise UserError(
+            f"keep ratio {safe_repr(keep_ratio)} is {wrong}; 0.2 keeps a fifth of each layer's singular terms"
+        )
+    return ceil(rank * keep_ratio * (1 - 1e-7))  # 10·0.3 is 3.0000000000000004, and 0.2 in float32 is above 0.2
 
 
 def norm_ratio(magnitudes: Vector, indices: NDArray[np.int64]) -> float:

@@ -21,7 +21,6 @@ from sharding import (
     merge,
     optimal_inclusion,
 )
-from sharding.factorization import num_terms
 from sharding.matrices.quantization import format_of, quantize
 from sharding.matrices.spectrum import compose, decompose
 from sharding.modules.state import whole_state
@@ -29,6 +28,7 @@ from sharding.modules.wrappers import named_modules, named_parameters
 from sharding.rng import Key, generator, seed_of
 from sharding.rounds.plan import Client
 from sharding.rounds.shard import Terms
+from sharding.terms.strategies import num_terms
 from studies.peers.aggregation import Aggregate, flora, hetlora
 
 

@@ -17,7 +17,9 @@ from sharding import (
     register_layer,
     shardable_layers,
 )
-from sharding.factorization import CoverageWarning, factorize_empty, num_terms
+from sharding.factorization import CoverageWarning
+from sharding.layers.registry import factorize_empty
+from sharding.terms.strategies import num_terms
 
 
 def small_model():

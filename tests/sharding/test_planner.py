@@ -21,10 +21,10 @@ from sharding import (
     factorize,
     init_empty,
 )
-from sharding.factorization import num_terms
 from sharding.layers import decomposition
 from sharding.rng import generator
 from sharding.terms.designs import fit
+from sharding.terms.strategies import num_terms
 from tests.sharding.models import make_net, make_plan, spectra_of
 
 PYTHON_DESIGNS = [name for name in DESIGNS if not name.startswith("r_")]

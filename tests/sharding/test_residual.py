@@ -18,8 +18,8 @@ from sharding import (
     save_factorized,
     split_layers,
 )
-from sharding.factorization import factorize_empty
 from sharding.layers import as_blocks, factorized_type, num_blocks, registry
+from sharding.layers.registry import factorize_empty
 from sharding.matrices.quantization import dequantize
 from tests.sharding.models import KINDS
 from tests.sharding.test_kinds import CASES, Conv1D, blocks

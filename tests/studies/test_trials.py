@@ -91,7 +91,6 @@ def test_one_factor_is_trained_and_averaged_in_a_run():
     before = weights(experiment.model, [LAYER])[LAYER]
     metrics = run_rounds(experiment)
     assert metrics.num_aggregated == 2
-    assert metrics.bytes_up < metrics.bytes_down
     assert not torch.equal(before, weights(experiment.model, [LAYER])[LAYER])
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from sharding import UserError, factorize
 from sharding.client_sampling import StatisticalSampler
-from sharding.rounds.frozen import residual_layers
+from sharding.layers.base import residual_layers
 from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off, in_a_process, read, tiny, wait_until
 from train import load_model
 from train.callbacks import EachRound, saving

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sharding import COMPRESSIONS, SAMPLERS, STRATEGIES, ShardPlanner, UserError, shardable_layers
-from sharding.factorization import num_terms
 from sharding.rng import generator
+from sharding.terms.strategies import num_terms
 from tests.sharding.models import along
 from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, tiny, without_times
 from train import load_model

@@ -148,7 +148,7 @@ def measure(
         experiment.with_residual.update(new)
     private = experiment.server.privacy is not None
     collective, single = (None, None) if private else plan_discrepancy(plan)
-    uploads = sum(outcome.nbytes.get(client, 0) for client in selection.weights)
+    uploads = sum(plan.update_nbytes(client) for client in outcome.received if client in selection.weights)
     return RoundMetrics(
         round=t,
         num_clients=len(plan),

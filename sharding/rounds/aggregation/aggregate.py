@@ -56,12 +56,12 @@ class Outcome:
     Attributes:
         accepted: the clients that were averaged in, in the order of the plan.
         rejected: the clients that were left out, and the reason.
-        nbytes: of every client's update on the wire.
+        received: the clients whose update fits the plan, counted or not, in the order of arrival.
     """
 
     accepted: list[Client]
     rejected: dict[Client, Failure]
-    nbytes: dict[Client, int]
+    received: list[Client]
 
 
 class Average:
@@ -86,7 +86,7 @@ class Average:
             for client in plan
             if client in weights and client not in self._weights
         }
-        self._nbytes: dict[Client, int] = {}
+        self._fitting: list[Client] = []
         self._received: set[Client] = set()
         self._mean = RunningMean(plan.spectra)
         self._lock = Lock()
@@ -120,7 +120,7 @@ class Average:
                     update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
             failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
             if isinstance(update, Update) and failure is None:
-                self._nbytes[client] = update.nbytes
+                self._fitting.append(client)
                 failure = find_spoiled(update) if client in self._weights else None
             if failure is not None:
                 self._rejected.setdefault(client, failure)
@@ -144,7 +144,7 @@ class Average:
             delta, rejected = {}, overflow | rejected
         accepted = [client for client in self._selected if client not in rejected]
         order = [client for client in (*self._plan, *rejected) if client in rejected]
-        return delta, Outcome(accepted, {client: rejected[client] for client in order}, self._nbytes)
+        return delta, Outcome(accepted, {client: rejected[client] for client in order}, self._fitting)
 
     def _count(self, client: Client, update: Update) -> None:
         """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""

@@ -39,6 +39,20 @@ class Design:
     free: Indices  # terms that the sampler draws from
     sampler: TermSampler | None  # None when nothing is left to chance
 
+    @classmethod
+    def fit(cls, inclusion: ArrayLike, fit_free: "Fit") -> "Design":
+        """Prepare a design for drawing samples that honor π.
+
+        Args:
+            inclusion: π, shape (N,), in [0, 1]; its sum is a whole number, to 1e-6.
+            fit_free: The design's own preparation, for the terms with 0 < π < 1.
+
+        Raises:
+            UserError: π is invalid.
+        """
+        certain, free, chances = split(inclusion)
+        return cls(certain, free, fit_free(chances, round(chances.sum())) if free.size else None)
+
     def draw(self, rng: np.random.Generator, size: int | None = None) -> Indices:
         """Return ascending indices: (n,), or (size, n) for `size` independent samples."""
         rows = 1 if size is None else size

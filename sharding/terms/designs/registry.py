@@ -7,7 +7,7 @@ from sharding.errors import UserError, lookup, safe_repr
 from sharding.terms.designs import r
 from sharding.terms.designs.brewer import Brewer
 from sharding.terms.designs.conditional_poisson import fit_cps
-from sharding.terms.designs.design import Design, Fit, split
+from sharding.terms.designs.design import Design, Fit
 from sharding.terms.designs.minimum_support import fit_minimum_support
 from sharding.validation import as_whole
 
@@ -31,9 +31,7 @@ def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
     Raises:
         UserError: π is invalid, the design is unknown, or R or rpy2 is missing for one of R's designs.
     """
-    fit_free = lookup(DESIGNS, design, "design")
-    certain, free, chances = split(inclusion)
-    return Design(certain, free, fit_free(chances, round(chances.sum())) if free.size else None)
+    return Design.fit(inclusion, lookup(DESIGNS, design, "design"))
 
 
 def draw_terms(

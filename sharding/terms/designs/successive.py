@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sharding.terms.designs.design import Design, Floats, Indices
-from sharding.terms.inclusion.checks import weights_for
+from sharding.validation import weights_for
 
 
 def successive_design(weights: ArrayLike, num_terms: int) -> Design:

@@ -10,8 +10,7 @@ exactly between two breakpoints.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sharding.terms.inclusion.checks import nonnegative, positives_first
-from sharding.validation import as_whole
+from sharding.validation import as_whole, nonnegative, positives_first
 
 
 def collective_inclusion(

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError, safe_repr
-from sharding.terms.inclusion.checks import nonnegative
-from sharding.validation import as_floats, is_number
+from sharding.validation import as_floats, is_number, nonnegative
 
 
 def optimal_inclusion(magnitudes: ArrayLike, budget: float, costs: ArrayLike | None = None) -> NDArray[np.float64]:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.errors import UserError
-from sharding.terms.inclusion.checks import nonnegative, positives_first
-from sharding.validation import as_whole
+from sharding.validation import as_whole, nonnegative, positives_first
 
 
 def schatten_inclusion(magnitudes: ArrayLike, num_terms: int, p: float = 4) -> NDArray[np.float64]:

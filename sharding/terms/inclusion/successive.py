@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sharding.terms.inclusion import poisson_binomial as pb
-from sharding.terms.inclusion.checks import weights_for
+from sharding.validation import weights_for
 
 Floats = NDArray[np.float64]
 
