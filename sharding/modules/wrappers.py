@@ -6,6 +6,7 @@ these parts.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -28,24 +29,30 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+@cache
+def _inner_name_of(kind: type[nn.Module]) -> str | None:
+    """Return what wrappers of a class call the module in them; None for the class of other modules."""
+    return next((WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS), None)
+
+
 def _inner_name(module: nn.Module) -> str | None:
     """Return what a wrapper calls the module in it; None for other modules."""
-    names = (WRAPPERS.get(kind.__name__) for kind in type(module).__mro__)
-    return next((name for name in names if name and module._modules.get(name) is not None), None)
+    name = _inner_name_of(type(module))
+    return None if name is None or module._modules.get(name) is None else name
 
 
-def named_modules(
-    model: nn.Module, remove_duplicate: bool = True, prefix: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a model like `nn.Module.named_modules`, but neither wrappers nor their parts of names."""
-    model, seen = unwrap(model), set() if seen is None else seen
-    if remove_duplicate and id(model) in seen:
-        return
-    seen.add(id(model))
-    yield prefix, model
-    for name, child in model._modules.items():
-        if child is not None:
-            yield from named_modules(child, remove_duplicate, key(prefix, name), seen)
+    waiting, seen = [("", model)], set()
+    while waiting:
+        name, module = waiting.pop()
+        module = unwrap(module)
+        if remove_duplicate and id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        begin = f"{name}." if name else ""
+        waiting += [(begin + part, child) for part, child in reversed(module._modules.items()) if child is not None]
 
 
 def get_submodule(model: nn.Module, name: str) -> nn.Module:
@@ -88,7 +95,10 @@ def named_state(model: nn.Module) -> dict[str, Any]:
     What a wrapper counts for itself, as `AveragedModel` does, is left out.
     """
     model = unwrap(model)
-    entries = ((_without_wrappers(model, name), entry) for name, entry in model.state_dict(keep_vars=True).items())
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    if not any(_inner_name_of(type(module)) for module in model.modules()):
+        return state
+    entries = ((_without_wrappers(model, name), entry) for name, entry in state.items())
     return {name: entry for name, entry in entries if name is not None}
 
 

@@ -113,8 +113,7 @@ def sweep(
         check_trackers(config)
     waiting, workers = deque(range(len(configs))), dict[Connection, Worker]()
     slots, failures = list(range(min(jobs, len(configs)))), dict[Path, FailedRun]()
-    heavy = {"sklearn.datasets" for config in configs if config.data.name == "digits"}  # or each run imports it
-    context = context_of(__name__, *heavy)
+    context = context_of(__name__)
     with stop_on_request() as request, _killing_at_end(workers):
         while waiting or workers:
             if request.signal is not None:
