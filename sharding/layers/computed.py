@@ -54,8 +54,13 @@ def _in_full_precision(compute: Compute, sources: Sequence[Tensor]) -> Tensor:
 class ComputesWeight(nn.Module):
     """A module with a property `weight` that is computed: nothing can be assigned to it."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            _refuse()
+        super().__setattr__(name, value)
+
     def refuse_written_weight(self) -> None:
-        """Check that no weight was put into `_parameters` or `vars`, where `forward` ignores it.
+        """Check that no weight was put past `__setattr__` into `_parameters` or `vars`, where `forward` ignores it.
 
         Raises:
             UserError: one was.

@@ -33,7 +33,7 @@ def test_torchao_weights_stay_dense_and_plan_raises(tmp_path):
     model, x = build(), torch.randn(2, 16)
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
     torch.testing.assert_close(factorize(model, 0.25)(x), model(x))
-    with pytest.raises(UserError, match=r"0\.weight is Int8Tensor, which cannot be sent"):
+    with pytest.raises(UserError, match=r"0\.weight is of class Int8Tensor, which cannot be sent"):
         ShardPlanner().plan(model, {0: 0.5})
 
 
