@@ -81,7 +81,7 @@ def registries_as_before() -> Iterator[None]:
     for registry, entries in zip(registries, before, strict=True):
         registry.clear()
         registry.update(entries)
-    for module in [name for name in sys.modules if name.startswith(("examples.own_", "studies.sentences"))]:
+    for module in [name for name in sys.modules if name.startswith("examples.own_")]:
         del sys.modules[module]
 
 
@@ -97,10 +97,9 @@ def started(monkeypatch):
             try:
                 run(config, resume=resume)
             except DivergedError as error:
-                failures[config.directory] = FailedRun(str(error), is_diverged=True)
+                failures[config.directory] = FailedRun(str(error))
         return failures
 
     monkeypatch.setattr("train.engines.parent_process", lambda: object())  # so a run starts no processes of its own
-    monkeypatch.setattr("train.cli.progress.sweep", sweep)
     monkeypatch.setattr("train.cli.commands.sweep", sweep)
     return names

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import sharding
-from docs import generate, reference, tables
+from docs import generate, reference
+from docs.pictures import result
 from models import MODELS
 from sharding import DESIGNS, SAMPLERS, STRATEGIES
 from tests.train.runs import TINY
@@ -166,8 +167,12 @@ def test_readme_and_results_headlines_equal_committed_results():
     assert f"for {float(sharded[-2].split()[0]):.0f} % of the bytes" in readme
     before, after = cells("beyond", "collective")[-3], cells("options", "low_rank, nesterov, lr 0.02")[-3]
     assert f"](docs/results/beyond.md#cifar-10) from {before} % to {after} %" in readme
-    gain = re.search(r"^\| collective \| .* \| \+(.*) \|$", tables.options_gains(), re.M)[1]
-    assert f"add {gain} points" in results
+
+
+def test_readme_picture_has_the_ends_of_the_committed_curves():
+    picture = (ROOT / "docs/pictures/result.svg").read_text(encoding="utf-8")
+    ends = {f"{result.curve_of(*run)[2]} %" for run in result.RUNS}
+    assert {end for end in ends if end not in picture} == set()
 
 
 def test_docs_reference_lists_the_public_names_in_order():

@@ -19,7 +19,7 @@ from tests.train.runs import QUICKSTART, TINY
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [
     path
-    for folder in ("examples", "benchmarks", "studies", "docs")
+    for folder in ("examples", "benchmarks", "docs")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     and path.stem != "on_pfl"  # its simulator has an environment of its own

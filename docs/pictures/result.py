@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 os.environ["MPLBACKEND"] = "agg"  # the picture goes to a file; a notebook's backend may not be installed here
-sys.path.insert(0, str(Path(__file__).parents[2]))  # `studies` runs from a checkout
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `train` runs from a checkout
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from studies.curves import by_scheme, ends, read_curves
 from train.report.frame import mean_curve
 from train.report.text import mean_and_spread
 
@@ -49,10 +49,10 @@ def main() -> None:
 
 def curve_of(study: str, name: str) -> Curve:
     """Return the mean over the seeds of a study's method, and the last accuracy with its standard deviation."""
-    curves = by_scheme(read_curves(RESULTS / study / "curves.csv"))
-    curves = curves[curves.scheme == name]
-    mean = mean_curve(curves, "test_accuracy", "bytes_total")
-    last = mean_and_spread(100 * ends(curves).test_accuracy)
+    curves = pd.read_csv(RESULTS / study / "curves.csv")
+    curves = curves[curves.run.str.rpartition("-")[0] == name]
+    mean = mean_curve(curves.assign(bytes_total=curves.bytes_up + curves.bytes_down), "test_accuracy", "bytes_total")
+    last = mean_and_spread(100 * curves.groupby("run").test_accuracy.last())
     return mean.x.to_numpy() / 1e9, 100 * mean["mean"].to_numpy(), last
 
 

@@ -37,23 +37,18 @@ def test_command_with_the_backend_of_a_notebook_runs(tmp_path, backend):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("script", ["-m studies", *(pytest.param(each, marks=pytest.mark.slow) for each in SCRIPTS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_script_with_the_backend_of_a_notebook_runs(tmp_path, script):
-    program = ("-m", "studies") if script == "-m studies" else (str(REPOSITORY / script),)
-    done = command(tmp_path, "--help", program=program, MPLBACKEND="inline")
+    done = command(tmp_path, "--help", program=(str(REPOSITORY / script),), MPLBACKEND="inline")
     assert done.returncode == 0, done.stderr
 
 
-PACKAGES = ["models", "sharding", "train", "studies", "examples"]
-
-
-@pytest.mark.parametrize("program", ["train", "studies"])
-def test_command_where_packages_of_our_names_come_first_runs(tmp_path, program):
-    for name in {*PACKAGES} - {program}:
+def test_command_where_packages_of_our_names_come_first_runs(tmp_path):
+    for name in ("models", "sharding", "examples"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('not ours')")
-    words = ["list", "--import", "examples.own_strategy"] if program == "train" else ["--help"]
-    done = command(tmp_path, *words, program=("-m", program))
+    done = command(tmp_path, "list", "--import", "examples.own_strategy")
     assert done.returncode == 0, done.stderr
 
 

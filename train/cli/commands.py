@@ -22,7 +22,7 @@ from sharding.errors import UserError, join_first, lookup
 from train.callbacks import EachRound
 from train.cli.arguments import parse
 from train.cli.listing import names
-from train.cli.progress import RoundProgress, sweep_missing
+from train.cli.progress import RoundProgress
 from train.cli.sweep import FailedRun, grid_configs, sweep
 from train.config.naming import with_directory
 from train.config.registries import import_parts
@@ -32,7 +32,7 @@ from train.config.yaml_text import dump_yaml
 from train.report.tables.cells import cells_of, choose
 from train.report.tables.layout import TABLES
 from train.run import run
-from train.rundir.directory import check_comparison, check_directory, check_writable
+from train.rundir.directory import check_comparison, check_directory, check_writable, is_measured
 from train.rundir.file_names import CONFIG_FILE
 from train.rundir.records import wandb_state
 from train.utils.errors import RunError
@@ -141,7 +141,10 @@ def _table(args: argparse.Namespace, console: Console) -> None:
     for cell in cells:
         check_directory(cell.config, resume=True)  # neither run nor show what was run with another configuration
     chosen = {cell.name: cell.config for cell in choose(cells, args.only)}
-    failures = sweep_missing(chosen, args.jobs, console)
+    failures: dict[Path, FailedRun] = {}
+    if missing := {name: config for name, config in chosen.items() if not is_measured(config)}:
+        with RoundProgress(console, [*missing.values()], [*missing]) as progress:
+            failures = sweep([*missing.values()], progress.show, args.jobs, True, progress.show_stage)
     paths = TableReport(args.number, table, cells, args.scale, args.line, into).write()
     _show_paths(paths, console)
     _raise_failures(failures, len(chosen))

@@ -14,9 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from sharding.errors import UserError
-from train.cli.sweep import FailedRun, sweep
 from train.config.schema import Config
-from train.rundir.directory import is_measured
 from train.rundir.file_names import METRICS_FILE
 from train.utils.jsonl import read_lines
 
@@ -151,15 +149,6 @@ class RoundProgress:
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, emoji=False, soft_wrap=self._bars is None)
-
-
-def sweep_missing(configs: Mapping[str, Config], jobs: int, console: Console) -> dict[Path, FailedRun]:
-    """Run the configurations that are not measured, and show their progress by name; return those that failed."""
-    missing = {name: config for name, config in configs.items() if not is_measured(config)}
-    if not missing:
-        return {}
-    with RoundProgress(console, [*missing.values()], [*missing]) as progress:
-        return sweep([*missing.values()], progress.show, jobs, resume=True, on_stage=progress.show_stage)
 
 
 class _Bars(Progress):

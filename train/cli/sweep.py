@@ -1,4 +1,4 @@
-"""Run several configurations in parallel: the points of a grid, the cells of a table, or the runs of a study.
+"""Run several configurations in parallel: the points of a grid, or the cells of a table.
 
 Each process has one thread: small models gain nothing from more, and another number of threads would round sums
 differently. So results do not depend on the number of jobs.
@@ -21,7 +21,6 @@ import torch
 
 from sharding.errors import UserError
 from train.callbacks import EachRound
-from train.callbacks.stopping import DivergedError
 from train.callbacks.trackers import check_trackers
 from train.config.naming import describe
 from train.config.overrides import check_once, expand, settings
@@ -43,11 +42,10 @@ POLL_SECONDS = 0.2  # after which a request to stop is seen at the latest
 
 @dataclass(frozen=True)
 class FailedRun:
-    """The reason why a run failed, and whether that was a user's mistake or a training that diverged."""
+    """The reason why a run failed, and whether that was a user's mistake."""
 
     reason: str
     is_mistake: bool = False
-    is_diverged: bool = False
 
 
 def grid_configs(
@@ -204,4 +202,4 @@ def _work(config: Config, resume: bool, slot: int, pipe: Connection) -> None:
         log.debug("%s failed", config.directory, exc_info=True)
         is_mistake = isinstance(error, UserError | ImportError)  # a package that an option needs is missing
         reason = str(error) if is_mistake or isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        pipe.send(FailedRun(reason, is_mistake, isinstance(error, DivergedError)))
+        pipe.send(FailedRun(reason, is_mistake))

@@ -1,4 +1,4 @@
-"""Runs as pandas frames, from which reports, tables, studies and the documentation take their numbers.
+"""Runs as pandas frames, from which reports, tables and pictures take their numbers.
 
 Shares are in 0…1 here, as in a configuration and in `metrics.jsonl`; only text for people has percents.
 """

@@ -1,1 +1,0 @@
-"""Studies of learning: each runs what is missing of its comparison, and writes curves, a table and a picture."""
