@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from timm.layers.norm import GroupNorm
 from timm.models.resnet import BasicBlock
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from models.options import positive
 from sharding.errors import UserError
@@ -48,6 +49,7 @@ class ResNetGN(nn.Module):
     """
 
     skip: ClassVar[Patterns] = (*ENDS, shortcut)
+    checkpoint_stem = False  # set by `sharding.checkpoint_blocks`
 
     def __init__(
         self,
@@ -90,8 +92,11 @@ class ResNetGN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map float images (batch, channels, height, width) to logits (batch, num_classes)."""
-        features = self.stages(self.act1(self.norm1(self.conv1(images))))
-        return self.fc(self.pool(features).flatten(1))
+        stem = checkpoint(self._stem, images, use_reentrant=False) if self.checkpoint_stem else self._stem(images)
+        return self.fc(self.pool(self.stages(stem)).flatten(1))
+
+    def _stem(self, images: Tensor) -> Tensor:
+        return self.act1(self.norm1(self.conv1(images)))
 
 
 def _stage(before: int, after: int, depth: int, stride: int, norm: Any) -> nn.Sequential:

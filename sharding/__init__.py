@@ -17,6 +17,7 @@ from sharding.factorization import Budget, Energy, factorize, merge, shardable_l
 from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
+from sharding.modules.checkpointing import checkpoint_blocks
 from sharding.rounds.aggregation.fed_yogi import FedYogi
 from sharding.rounds.aggregation.guards import MaxShare, NormBound
 from sharding.rounds.aggregation.iterate_average import iterate_average
@@ -78,6 +79,7 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "client_model",
     "train_shard",
     "clip_and_decay",
+    "checkpoint_blocks",
     # Write a strategy or a sampler
     "Strategy",
     "Allocation",

@@ -26,6 +26,7 @@ from sharding.factorization.unpack import unpack
 from sharding.layers import FactorizedLayer
 from sharding.layers.base import residual_layers
 from sharding.layers.registry import factorize_empty
+from sharding.modules.checkpointing import checkpoint_blocks
 from sharding.modules.copies import check_has_values, meta_copy, meta_parameter
 from sharding.modules.wrappers import key, named_modules, named_state
 from sharding.rounds.failures import hint_at
@@ -50,6 +51,7 @@ def train_shard(
     decay: float = 1e-4,
     decay_of: DecayOf = "bounded",
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    checkpoint: bool = False,
 ) -> Update:
     """Train a shard on a client's data, with one optimizer step a batch and the shard's clip, and return the update::
 
@@ -67,6 +69,8 @@ def train_shard(
         decay: the strength of the Frobenius decay.
         decay_of: what decays.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
+        checkpoint: whether the model's blocks are computed again in the backward pass, for less memory and the same
+            update; see `checkpoint_blocks`.
 
     Raises:
         UserError: as `client_model` and `clip_and_decay`, all parameters are frozen, both or neither of `lr` and
@@ -76,6 +80,8 @@ def train_shard(
     if (lr is None) == (make_optimizer is None):
         raise UserError("give train_shard either lr=…, for SGD with momentum, or make_optimizer=…")
     trained = client_model(model, shard, frozen=frozen)
+    if checkpoint:
+        checkpoint_blocks(trained)
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserError("all parameters of the model are frozen, so there is nothing to train; set requires_grad")

@@ -1,6 +1,7 @@
 """Parse the command line: the command, its options, and overrides of the configuration."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -54,9 +55,9 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
         (f"federate {QUICKSTART} --nodes 4", f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation"),
     ),
     "inspect": (
-        "draw the clients' data and report the sizes of their shards, without training",
+        "draw the clients' data and report the sizes and the memory of their shards, without training",
         "Writes NAME-partition and NAME-classes as PNG and SVG to output=DIR (default: runs).",
-        (f"inspect {QUICKSTART}", f"inspect {QUICKSTART} data.partition.alpha=0.1 keep_ratio='{{0.1: 0.5, 0.4: 0.5}}'"),
+        (f"inspect {QUICKSTART} --memory 1MB", f"inspect {QUICKSTART} keep_ratio='{{0.1: 0.5, 0.4: 0.5}}'"),
     ),
     "config": (
         "print the whole configuration as YAML, without training",
@@ -151,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar="S",
             help=f"seconds to wait for {event} (default: %(default)g)",
         )
+    parsers["inspect"].add_argument(
+        "--memory",
+        type=_nbytes,
+        metavar="SIZE",
+        help="report the largest keep ratio whose clients' tensors fit this size, e.g. 96MB",
+    )
     for name in ("run", "compare", "federate", "inspect", "config"):
         parsers[name].add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
     for name in ("run", "compare", "federate", "inspect", "table", "config"):
@@ -182,6 +189,13 @@ def _list_of(read: Callable[[str], Value]) -> Callable[[str], list[Value]]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _nbytes(text: str) -> float:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMG]?)B?", text)
+    if size is None or float(size[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{safe_repr(text)} is not a size above 0, such as 96MB, 1.5GB or 96000000")
+    return float(size[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[size[2]]
 
 
 def _folder(text: str) -> Path:

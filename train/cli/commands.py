@@ -180,7 +180,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     config = _checked(args)
     into = config.output or Path("runs")
     check_writable(into)
-    for line in inspect_partition(config, into):
+    for line in inspect_partition(config, into, args.memory):
         console.print(line, soft_wrap=True)
 
 

@@ -1,7 +1,9 @@
 """Inspect a configuration's clients and model without training."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ from numpy.typing import NDArray
 
 from sharding.errors import join_first
 from sharding.factorization.shardable import sort_layers
+from sharding.modules.checkpointing import has_blocks
 from sharding.rounds.plan import Client
 from train.cli.client_memory import client_memory
 from train.config.schema import Config
+from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.partition import class_counts
 from train.experiment.assembly import (
@@ -29,17 +33,22 @@ from train.report.plots import save
 NAMED = 20  # number of clients of a keep ratio that are listed
 
 
-def inspect_partition(config: Config, into: Path) -> Iterator[str]:
+def inspect_partition(config: Config, into: Path, memory: float | None = None) -> Iterator[str]:
     """Draw the partition of `config` as PNG and SVG into a folder, and yield lines that describe clients and model.
+
+    Args:
+        config: The configuration of a run.
+        into: The folder of the pictures.
+        memory: The bytes that a client has; the lines then name the largest keep ratio that fits.
 
     Raises:
         UserError: the data is not there, or cannot be partitioned as configured.
     """
     for one in config.models():
-        yield from _inspect(one, config.name if one is config else f"{config.name}-{one.name}", into)
+        yield from _inspect(one, config.name if one is config else f"{config.name}-{one.name}", into, memory)
 
 
-def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
+def _inspect(config: Config, name: str, into: Path, memory: float | None) -> Iterator[str]:
     dataset = read_dataset(config)
     parts = partition_indices(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(parts), config.seed_of_data)
@@ -50,6 +59,8 @@ def _inspect(config: Config, name: str, into: Path) -> Iterator[str]:
     if counts is not None:
         yield f"classes a client: {_spread((counts > 0).sum(axis=1))}"
     yield from _describe_model(config, dataset, keep_ratios)
+    if memory is not None:
+        yield from _describe_fit(config, dataset, memory)
     clients = {"samples": sizes, "keep_ratios": list(keep_ratios.values()), "classes": counts}
     into.mkdir(parents=True, exist_ok=True)
     drawings = partition_drawings(clients, f"{name} ({config.data.partition.name})")
@@ -83,6 +94,28 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
         memory = client_memory(planner, model, ratio, strongest, dataset, config.local)
         parts = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in asdict(memory).items())
         yield f"  a client's tensors: {memory.total / 1e6:,.1f} MB ({parts}), batches of {config.local.batch_size}"
+        if not config.local.checkpoint and has_blocks(model):
+            local = config.local.model_copy(update={"checkpoint": True})
+            less = client_memory(planner, model, ratio, strongest, dataset, local).total
+            yield f"  with local.checkpoint=true: {less / 1e6:,.1f} MB"
+
+
+def _describe_fit(config: Config, dataset: Dataset, memory: float) -> Iterator[str]:
+    """Name the largest keep ratio whose clients' tensors fit a memory, with whole batches and halves, and by blocks."""
+    planner, built = make_planner(config), make_model(config, dataset)
+
+    def fits(percent: int, local: LocalConfig) -> bool:
+        ratio = percent / 100
+        model = first_model(config, built, planner.strategy, [ratio])
+        return client_memory(planner, model, ratio, ratio, dataset, local).total <= memory
+
+    for checkpoint in sorted({config.local.checkpoint, has_blocks(built)}):
+        for size in (config.local.batch_size, ceil(config.local.batch_size / 2)):
+            local = config.local.model_copy(update={"checkpoint": checkpoint, "batch_size": size})
+            largest = bisect_left(range(1, 101), True, key=lambda percent: not fits(percent, local))
+            fitting = f"a keep ratio of at most {largest / 100:g}" if largest else "no keep ratio"
+            setting = f"local.batch_size={size}" + " local.checkpoint=true" * checkpoint
+            yield f"{memory / 1e6:,.1f} MB fit {fitting} with {setting}"
 
 
 def _spread(values: NDArray[np.int64]) -> str:

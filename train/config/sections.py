@@ -169,6 +169,11 @@ class LocalConfig(Section):
     """Training loss: `cross_entropy` or your own. Evaluations always report the cross-entropy."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the matrix products of the forward pass in that format; all else stays float32."""
+    checkpoint: bool = False
+    """Whether the model's blocks forget their activations, and compute them again in the backward pass.
+
+    The same bits for less memory and up to a third more time; with `compile`, the same up to rounding.
+    """
     compile: bool = False
     """Whether `torch.compile` compiles the model of each keep ratio, which takes up to minutes at the start.
 

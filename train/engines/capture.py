@@ -96,6 +96,8 @@ class Capturing:
         self.enabled = available
         if LOSSES[local.loss] is not cross_entropy:
             self.refuse(f"local.loss={local.loss} is not known to be fit for it")
+        if local.checkpoint:
+            self.refuse("local.checkpoint reads the state of the random numbers in the middle of a step")
         if not starts_at_zero(local.optimizer):
             self.refuse(f"the state of local.optimizer={local.optimizer.name} does not start at zero")
 

@@ -4,9 +4,6 @@ On a CPU, convolutions to a few channels run faster on such images. Layers pass 
 the backward pass does the same with the gradient. Where an image is flattened or pooled to a vector, its gradient comes
 back contiguous, and every earlier layer would have to read two formats. A hook converts it there.
 
-A group norm with few channels a group is slow on channels-last images (forward and backward 1.7 ms instead of 1.2 for
-32 channels in 16 groups), so its images are converted before it and after.
-
 On a GPU torch's group norm returns contiguous images (pytorch#111824), so that every norm would force two conversions;
 images stay contiguous there. This is not measured here.
 
@@ -24,7 +21,6 @@ from sharding.layers.conv import lay_out_filters
 
 ENDS = (nn.Flatten, nn.AdaptiveAvgPool2d)
 FEW_CHANNELS = 16  # the widest block of channels in oneDNN's kernels
-SMALL_GROUP = 8  # from this many channels a group on, torch's group norm reads channels-last images at full width
 
 
 def channels_last(inputs: Tensor) -> Tensor:
@@ -40,9 +36,6 @@ def keep_memory_format(model: nn.Module) -> nn.Module:
             module.register_forward_pre_hook(_convert_gradient, with_kwargs=True)
         elif isinstance(module, nn.Conv2d | FactorizedConv) and _is_unsafe(module):
             module.register_forward_pre_hook(_to_contiguous, with_kwargs=True)
-        elif isinstance(module, nn.GroupNorm) and module.num_channels // module.num_groups < SMALL_GROUP:
-            module.register_forward_pre_hook(_to_contiguous, with_kwargs=True)
-            module.register_forward_hook(_to_channels_last)
     return lay_out_filters(model)
 
 
@@ -57,10 +50,6 @@ def _to_contiguous(
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     images = (*inputs, *named.values())[0]
     return (images.contiguous(), *inputs[1:]), {name: value for name, value in named.items() if value is not images}
-
-
-def _to_channels_last(module: nn.Module, inputs: tuple[Tensor, ...], images: Tensor) -> Tensor:
-    return channels_last(images)
 
 
 def _convert_gradient(module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from copy import deepcopy
 from torch import Tensor, nn
 
 from sharding import Plan, Shard, client_model
+from sharding.modules.checkpointing import checkpoint_blocks
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies, Reply
@@ -56,8 +57,10 @@ class SequentialEngine(Engine):
 
 
 def resident_model(job: Job, shard: Shard) -> nn.Module:
-    """Build the model in which shards of this one's keep ratio are trained; with `local.compile` it is compiled."""
+    """Build the model in which shards of this one's keep ratio are trained, checkpointed and compiled as configured."""
     model = keep_memory_format(client_model(job.model, shard, frozen=job.frozen))
+    if job.local.checkpoint:
+        checkpoint_blocks(model)
     if job.local.compile:  # at the first full batch; dropout draws what it draws without
         model.compile(dynamic=False, options={"fallback_random": True})
     return model

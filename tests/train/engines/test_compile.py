@@ -54,3 +54,9 @@ def test_full_batches_of_each_keep_ratio_are_compiled_once(engine, monkeypatch):
     assert len(graphs) == len(set(RATIOS))  # no graph is broken, and none is made for a smaller batch
     torch.testing.assert_close(found, train(SequentialEngine, "resnet"), rtol=0, atol=0)
     assert len(graphs) == len(set(RATIOS))
+
+
+@pytest.mark.slow
+def test_compiled_model_with_checkpointed_blocks_trains_as_an_eager_one():
+    compiled = train(SequentialEngine, "resnet", compile=True, checkpoint=True)
+    torch.testing.assert_close(compiled, train(SequentialEngine, "resnet"), rtol=1e-4, atol=1e-5)

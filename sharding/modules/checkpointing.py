@@ -1,0 +1,75 @@
+"""Activation checkpointing: what the blocks of a model compute is forgotten, and computed again in the backward pass.
+
+Activations take most of a client's memory, and do not shrink with its terms. A factorized layer computes U Ω (V x), and
+V x has few channels. So of each block its input is kept, and every product that is smaller than what it is computed
+from, as V x is. The rest is computed again when the backward pass reaches the block: the product with U, norms and
+activations. The gradients are the same to the bit, dropout included.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv 1604.06174).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from sharding.errors import UserError
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+_ATEN = torch.ops.aten
+
+
+def checkpoint_blocks(model: nn.Module) -> nn.Module:
+    """Let the blocks of a model be computed again in the backward pass, in place, and return the model.
+
+    A block is a module with parts in an `nn.Sequential` or `nn.ModuleList`: a residual block, a layer of a transformer.
+    This library knows the model's names as before; torch's have a part of their own for each block. An attribute
+    `checkpoint_stem` of the model becomes True: it then computes again, itself, what comes before its blocks.
+
+    Raises:
+        UserError: the model has no blocks.
+    """
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise UserError(
+            f"{type(model).__name__} has no blocks that could be computed again: no nn.Sequential or nn.ModuleList in "
+            "it holds a module with parts; train it without checkpoint"
+        )
+    for container, name in blocks:
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
+        container._modules[name] = checkpoint_wrapper(container._modules[name], context_fn=contexts)
+    if hasattr(model, "checkpoint_stem"):
+        model.checkpoint_stem = True  # type: ignore[assignment]
+    return model
+
+
+def has_blocks(model: nn.Module) -> bool:
+    """Whether a model has blocks for `checkpoint_blocks`."""
+    return next(_blocks(model), None) is not None
+
+
+def _blocks(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the container and the name of each outermost block."""
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if isinstance(module, CONTAINERS) and not isinstance(child, CONTAINERS) and any(child.children()):
+            yield module, name
+        else:
+            yield from _blocks(child)
+
+
+def _policy(_: Any, operation: Any, *args: Any, **__: Any) -> CheckpointPolicy:
+    """Keep a product that is smaller than what it is computed from; compute all else again."""
+    smaller = False
+    if operation is _ATEN.convolution.default:
+        x, weight, transposed = args[0], args[1], args[6]
+        smaller = not transposed and weight.shape[0] < x.shape[1]
+    elif operation in (_ATEN.mm.default, _ATEN.addmm.default):
+        rows, columns = args[-1].shape
+        smaller = columns < rows
+    return CheckpointPolicy.MUST_SAVE if smaller else CheckpointPolicy.PREFER_RECOMPUTE
