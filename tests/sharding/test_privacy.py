@@ -1,7 +1,7 @@
 """Differential privacy of clients: sensitivity, noise, what the plan tells, the account, and an attack."""
 
 from dataclasses import replace
-from math import erf, inf, nan, sqrt
+from math import erf, exp, inf, nan, sqrt
 
 import dp_accounting
 import numpy as np
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, Update, UserError, factorize, train_shard
-from sharding.client_sampling import PoissonSampler
+from sharding.client_sampling import PoissonSampler, UniformSampler
+from sharding.recipes import published, tuned
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.privacy.accountant import epsilon, noise_for, rounds_within
 from sharding.rounds.privacy.average import PrivateAverage
@@ -267,9 +268,11 @@ def test_epsilon_is_that_of_the_library_on_the_same_events(rounds):
 
 
 def test_epsilon_of_every_client_in_every_round_is_that_of_the_gaussian_mechanism():
-    whole = RdpAccountant()
-    whole.compose(dp_accounting.GaussianDpEvent(2.0), 3)
-    assert epsilon(2.0, 50, 50, 3, 1e-5) == pytest.approx(whole.get_epsilon(1e-5))
+    exact = epsilon(2.0, 50, 50, 3, 1e-5)
+    deviation = 2.0 / sqrt(3)
+    tail = [(1 + erf((sign / (2 * deviation) - exact * deviation) / sqrt(2))) / 2 for sign in (1, -1)]
+    assert tail[0] - exp(exact) * tail[1] == pytest.approx(1e-5)  # Balle & Wang 2018, Theorem 8
+    assert epsilon(4.0, 50, 50, 3, 1e-5, "fixed") == exact
     assert epsilon(2.0, 50, 50, 0, 1e-5) == 0
     assert epsilon(0.0, 50, 5, 3, 1e-5) == inf
 
@@ -285,6 +288,90 @@ def test_noise_for_a_budget_is_the_least_that_keeps_it():
     setting = (1000, 20, 5, 1e-5)
     noise = noise_for(0.5, *setting)
     assert epsilon(noise, *setting) <= 0.5 < epsilon(0.999 * noise, *setting)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    noise=st.floats(1e-6, 1e6),
+    num_clients=st.integers(1, 2000),
+    share=st.floats(1e-9, 1),
+    rounds=st.integers(1, 10**9),
+    sampling=st.sampled_from(["poisson", "fixed"]),
+)
+def test_no_draw_of_clients_spends_more_than_none(noise, num_clients, share, rounds, sampling):
+    per_round = max(1, int(share * num_clients)) if sampling == "fixed" else share * num_clients
+    spent = epsilon(noise, num_clients, per_round, rounds, 1e-5, sampling)
+    assert 0 <= spent <= epsilon(noise, num_clients, num_clients, rounds, 1e-5, sampling) < inf
+
+
+def test_budgets_of_any_size_end():
+    setting = (1000, 20, 5, 1e-9)
+    assert epsilon(noise_for(1e300, *setting), *setting) < inf
+    assert epsilon(noise_for(0.01, *setting, "fixed"), *setting, "fixed") <= 0.01
+    with pytest.raises(UserError, match="max_epsilon is 1e-09, and with a noise multiplier of 524288"):
+        noise_for(1e-9, *setting)
+
+
+WRONG = [None, "1", True, nan, inf, -inf, -1, [1.0], torch.tensor(1.0), 10**400]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("name", ["noise_multiplier", "num_clients", "per_round", "rounds", "delta", "max_epsilon"])
+def test_arguments_of_the_account_that_are_no_number_in_range_are_refused(name, wrong):
+    right = {"num_clients": 100, "per_round": 5, "rounds": 3, "delta": 1e-5}
+    budget = {"max_epsilon": 1.0}
+    for function, arguments in (
+        (epsilon, {"noise_multiplier": 1.0} | right),
+        (rounds_within, {"noise_multiplier": 1.0} | budget | right),
+        (noise_for, budget | right),
+    ):
+        if name in arguments:
+            with pytest.raises(UserError, match=f"{name} is "):
+                function(**arguments | {name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sampling": "uniform"}, "sampling is 'uniform'"),
+        ({"sampling": ["fixed"]}, "sampling is"),
+        ({"sampling": "fixed", "per_round": 2.9}, "a whole number"),
+        ({"per_round": 101}, "per_round is 101"),
+        ({"per_round": 0}, "per_round is 0"),
+        ({"rounds": 2.5}, "rounds is 2.5"),
+        ({"noise_multiplier": 1e-7}, "noise_multiplier is 1e-07"),
+    ],
+)
+def test_draws_without_an_account_are_refused(wrong, message):
+    right = {"noise_multiplier": 1.0, "num_clients": 100, "per_round": 5, "rounds": 3, "delta": 1e-5}
+    with pytest.raises(UserError, match=message):
+        epsilon(**right | wrong)
+
+
+@pytest.mark.parametrize("seed", [None, "", "abc", 1.5, True, -1, [1], torch.tensor(3)], ids=repr)
+def test_seed_that_is_no_whole_number_is_refused_wherever_one_is_taken(seed):
+    net = make_net()
+    for takes in (
+        lambda: make_server(seed=seed),
+        lambda: PoissonSampler(50, 5, seed=seed),
+        lambda: UniformSampler(50, 5, seed=seed),
+        lambda: ShardPlanner(seed=seed),
+        lambda: published(net, seed=seed),
+        lambda: tuned(net, {0: 0.5}, seed=seed),
+    ):
+        with pytest.raises(UserError, match=r"seed is .*; a whole number of at least 0 is needed"):
+            takes()
+
+
+@pytest.mark.parametrize("round", [None, "0", 0.5, True, -1, torch.tensor(0)], ids=repr)
+def test_round_that_is_no_whole_number_is_refused(round):
+    for takes in (
+        lambda: make_server().round(round, {3: 0.25}, lambda _, shard: unchanged(shard)),
+        lambda: make_server().plan({3: 0.25}, round),
+        lambda: PoissonSampler(50, 5, seed=0).cohort(round),
+    ):
+        with pytest.raises(UserError, match=r"round is .*; a whole number of at least 0 is needed"):
+            takes()
 
 
 def advantage(noise: float, trials: int = 400) -> float:
