@@ -137,7 +137,7 @@ class TableReport:
     def _progress(self) -> str:
         """Return how many runs finished, and the progress of the others."""
         runs = self.begun.drop_duplicates("name")
-        seconds = runs.seconds[runs.is_finished]
+        seconds = runs.seconds[runs.is_finished].dropna()
         spent = f", {seconds.min():.0f} to {seconds.max():.0f} s of rounds each" if len(seconds) else ""
         lines = [f"{len(seconds)} of {len({cell.name for cell in self.cells})} runs are finished{spent}."]
         for run in runs[~runs.is_finished].itertuples():
