@@ -304,10 +304,11 @@ def test_no_draw_of_clients_spends_more_than_none(noise, num_clients, share, rou
     assert 0 <= spent <= epsilon(noise, num_clients, num_clients, rounds, 1e-5, sampling) < inf
 
 
-def test_budgets_of_any_size_end():
-    setting = (1000, 20, 5, 1e-9)
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed", marks=pytest.mark.slow)])
+def test_budgets_of_any_size_end(sampling):
+    setting = (1000, 20, 5, 1e-9, sampling)
     assert epsilon(noise_for(1e300, *setting), *setting) < inf
-    assert epsilon(noise_for(0.01, *setting, "fixed"), *setting, "fixed") <= 0.01
+    assert epsilon(noise_for(0.01, *setting), *setting) <= 0.01
     with pytest.raises(UserError, match="max_epsilon is 1e-09, and with a noise multiplier of 524288"):
         noise_for(1e-9, *setting)
 

@@ -185,6 +185,7 @@ def test_private_run_that_has_begun_never_starts_anew_by_whatever_file_says_so(t
 def test_what_a_directory_shows_is_no_function_of_the_cohort(tmp_path, monkeypatch):
     """Two runs that release the same models have the same files, whoever takes part, fails, and has which data."""
     command = [str(REPOSITORY / QUICKSTART), *TINY, *POISSON, KNOWN, "strategy=collective", "output=run"]
+    command += ["keep_ratio={0.2: 0.5, 0.4: 0.5}"]
     monkeypatch.setattr(PrivateAverage, "_count", lambda *update: None)  # so that the sums are the same
     shown = []
     for name, cohort, sizes in (("one", [0, 1, 2, 7], 1), ("other", [5, 7], 2)):
@@ -208,6 +209,25 @@ def test_what_a_directory_shows_is_no_function_of_the_cohort(tmp_path, monkeypat
     assert {CONFIG_FILE, METRICS_FILE, CHECKPOINT_FILE, PROVENANCE_FILE, "report.html", "summary.csv"} <= one.keys()
     assert one_secret[SECRET_CLIENTS_FILE] != other_secret[SECRET_CLIENTS_FILE]
     assert all(stat.S_IMODE((tmp_path / "one" / "run" / name).stat().st_mode) == 0o600 for name in one_secret)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["strategy=collective"],
+        ["strategy=top_n", "compression=int8"],
+        ["strategy=top_n", "residual=int4"],
+        ["strategy=dense"],
+    ],
+    ids=" ".join,
+)
+def test_expected_bytes_are_those_of_all_clients_where_all_take_part(tmp_path, options):
+    everybody = ["clients.per_round=40", "keep_ratio={0.2: 0.5, 0.4: 0.5}", *POISSON, KNOWN]
+    experiment = assemble(tiny(tmp_path, *everybody, *options))
+    plan = experiment.plan(range(40), 0)
+    updates = [shard.returned(shard.trained()) for _, shard in plan.shards()]
+    down = plan.nbytes + 40 * experiment.residual_nbytes
+    assert experiment.expected_bytes(0) == (down, sum(update.nbytes for update in updates))
 
 
 def fail_client_7(add):

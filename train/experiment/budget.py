@@ -38,6 +38,9 @@ class Account:
         config: of the run.
         releases: of earlier processes.
         keep: is called with each new release, before its model leaves the server.
+
+    Attributes:
+        releases: all of them.
     """
 
     def __init__(
@@ -45,13 +48,9 @@ class Account:
     ) -> None:
         self._config, self._keep = config, keep
         self._names: dict[int, set[str]] = {}
-        for round, name in releases:
+        self.releases = sorted(set(releases))
+        for round, name in self.releases:
             self._names.setdefault(round, set()).add(name)
-
-    @property
-    def releases(self) -> list[Release]:
-        """All releases, by round."""
-        return [(round, name) for round, names in sorted(self._names.items()) for name in sorted(names)]
 
     @property
     def epsilon(self) -> float:
@@ -68,12 +67,9 @@ class Account:
         if name in names:
             return
         if names:
-            log.warning(
-                "round %d runs again with another result, as on another kind of processor: it counts as one more "
-                "release in ε",
-                round,
-            )
+            log.warning("round %d runs again with another result, and is one more release in the account of ε", round)
         names.add(name)
+        self.releases.append((round, name))
         if len(self.releases) > self._most():
             assert self._config.privacy is not None
             raise RunError(

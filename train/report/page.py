@@ -109,9 +109,7 @@ class Chapter:
         """Draw the legend of all pictures, the accuracy, the clients' loss, the privacy spent, and the grid."""
         caption = "The clients' mean loss in each round, on their own data."
         loss = curve_drawings(self.groups, "train_loss", "Training loss", caption)
-        spent = (
-            "ε of (ε, δ)-differential privacy of one client at the configured δ, of all rounds that may be run."
-        )
+        spent = "ε of (ε, δ)-differential privacy of one client at the configured δ, of all rounds that may be run."
         privacy = curve_drawings(self.groups, "epsilon", "Privacy", spent)
         grid = grid_drawing(self.groups)
         drawings = [legend_drawing(self.groups), *accuracy_drawings(self.groups, self.targets), *loss, *privacy]
