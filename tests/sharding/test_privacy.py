@@ -305,10 +305,12 @@ def test_no_draw_of_clients_spends_more_than_none(noise, num_clients, share, rou
 
 
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed", marks=pytest.mark.slow)])
-def test_budgets_of_any_size_end(sampling):
+def test_budgets_of_any_size_end(sampling, caplog):
     setting = (1000, 20, 5, 1e-9, sampling)
     assert epsilon(noise_for(1e300, *setting), *setting) < inf
-    assert epsilon(noise_for(0.01, *setting), *setting) <= 0.01
+    assert not caplog.text
+    assert epsilon(noise_for(0.001, *setting), *setting) <= 0.001
+    assert "max_epsilon=0.001 is below what the accountant can reach for a draw of clients" in caplog.text
     with pytest.raises(UserError, match="max_epsilon is 1e-09, and with a noise multiplier of 524288"):
         noise_for(1e-9, *setting)
 

@@ -35,12 +35,12 @@ class Account:
     """The releases of a run with privacy. A round that runs again is another one only if it releases other numbers.
 
     Args:
-        config: of the run.
-        releases: of earlier processes.
-        keep: is called with each new release, before its model leaves the server.
+        config: The run's configuration.
+        releases: The releases of earlier processes.
+        keep: A function that is called with each new release, before its model leaves the server.
 
     Attributes:
-        releases: all of them.
+        releases: All releases so far.
     """
 
     def __init__(

@@ -156,8 +156,8 @@ def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[st
     """Return the records of a run's clients; empty if there are none.
 
     Args:
-        directory: of the run.
-        name: of the file; by default of what a run without privacy has.
+        directory: The run's directory.
+        name: The file's name; by default that of a run without privacy.
 
     Raises:
         UserError: the file is spoiled.

@@ -16,6 +16,8 @@ import numpy as np
 from sharding.errors import UserError, safe_repr
 from sharding.validation import as_whole, is_number, is_whole
 
+log = logging.getLogger(__name__)
+
 Sampling = Literal["poisson", "fixed"]
 NOISE = (1e-6, 1e6)  # multipliers that the formulas can compute with
 MOST_ROUNDS = 10**9
@@ -96,16 +98,16 @@ def _epsilon(
         noise = dp_accounting.GaussianDpEvent(noise_multiplier)
         event = dp_accounting.SampledWithoutReplacementDpEvent(num_clients, int(per_round), noise)
     accountant = RdpAccountant(neighboring_relation=relation)
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which only makes ε larger
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which only makes ε larger
     try:
         with np.errstate(all="ignore"):  # −∞ is the logarithm of 0
             accountant.compose(event, rounds)
             unsampled = dp_accounting.get_epsilon_gaussian(noise_multiplier / sqrt(rounds), delta)
             return float(min(accountant.get_epsilon(delta), unsampled))
     finally:
-        log.setLevel(level)
+        absl.setLevel(level)
 
 
 def rounds_within(
@@ -141,7 +143,8 @@ def noise_for(
 ) -> float:
     """Return the least noise multiplier, to four digits, with which all of these rounds keep within a budget of ε.
 
-    The other arguments are those of `epsilon`.
+    The other arguments are those of `epsilon`. Logs a warning where the budget is so small that the accountant sees no
+    gain from the draw of clients.
 
     Raises:
         UserError: as `epsilon`, or the budget is not a finite number above 0, or no noise keeps it.
@@ -165,6 +168,14 @@ def noise_for(
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if within(middle) else (middle, high)
+    spent, of_all = (epsilon(high, num_clients, each, rounds, delta, sampling) for each in (per_round, num_clients))
+    if spent == of_all and per_round < num_clients and max_epsilon < 1:  # a large ε gains nothing from the draw
+        log.warning(
+            "max_epsilon=%g is below what the accountant can reach for a draw of clients, so it counts all of them in "
+            "each round: the noise multiplier %.5g is larger than necessary",
+            max_epsilon,
+            high,
+        )
     return ceil(high * 1e4) / 1e4
 
 
