@@ -9,6 +9,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from sharding.errors import UserError, safe_repr
+
 Key = int | str
 
 
@@ -22,8 +24,10 @@ def generator(*key: Key) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=_digest(key)))
 
 
-def _digest(key: tuple[Key, ...]) -> int:
+def _digest(key: tuple[object, ...]) -> int:
     # NumPy's numbers and strings are equal to Python's, and mean the same.
     key = tuple(part.item() if isinstance(part, np.generic) else part for part in key)
+    if other := [part for part in key if not isinstance(part, int | str)]:  # what their `repr` says is not their value
+        raise UserError(f"random numbers follow from whole numbers and names, not from {safe_repr(other[0])}; pass one")
     # `repr` distinguishes 1 from "1", and the tuple's commas keep ("ab", "c") apart from ("a", "bc").
     return int.from_bytes(blake2b(repr(key).encode(), digest_size=16).digest(), "little")

@@ -26,16 +26,34 @@ def is_whole(value: object) -> TypeGuard[int]:
     return is_number(value) and float(value).is_integer()
 
 
-def as_whole(value: object, name: str, most: int | None = None) -> int:
+def as_whole(value: object, name: str, most: int | None = None, least: int = 1) -> int:
     """Return a whole number as an int.
 
     Raises:
-        UserError: it is not whole, below 1, or above `most`.
+        UserError: it is not whole, below `least`, or above `most`.
     """
-    if is_whole(value) and value >= 1 and (most is None or value <= most):
+    if is_whole(value) and value >= least and (most is None or value <= most):
         return int(value)
-    allowed = "of at least 1" if most is None else f"from 1 to {most}"
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     raise UserError(f"{name} is {safe_repr(value)}; a whole number {allowed} is needed")
+
+
+def as_seed(value: object) -> int:
+    """Return a seed as an int. No value stands for "random": it would be a seed that everybody knows.
+
+    Raises:
+        UserError: it is not a whole number of at least 0.
+    """
+    return as_whole(value, "seed", least=0)
+
+
+def as_round(value: object) -> int:
+    """Return a round's number as an int.
+
+    Raises:
+        UserError: it is not a whole number of at least 0.
+    """
+    return as_whole(value, "round", least=0)
 
 
 def as_floats(values: Any, name: str) -> Vector:

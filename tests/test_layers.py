@@ -8,8 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = {
     "sharding": [
-        {"errors", "rng"},
-        {"matrices", "transport", "validation"},
+        {"errors"},
+        {"matrices", "rng", "transport", "validation"},
         {"modules", "terms"},
         {"layers"},
         {"factorization"},

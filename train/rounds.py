@@ -63,8 +63,9 @@ def run_rounds(
             with clock("evaluate"):
                 evaluation |= scores(experiment)
 
-        metrics = replace(measured, **evaluation, **clock.seconds())
-        history.complete(metrics)
+        seconds = {} if server.privacy else clock.seconds()  # they tell how many clients took part
+        metrics = replace(measured, **evaluation, **seconds)
+        history.complete(metrics, outcome.release)
         stops = [callback.after_round(metrics, plan) for callback in callbacks]
         if metrics.stopped or any(stops):
             break

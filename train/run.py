@@ -1,6 +1,5 @@
 """Run one training, from its configuration to its directory of results."""
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,8 @@ from train.rundir.checkpoint import Stateful, find_checkpoint
 from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
-from train.rundir.records import Clients, check_clients, describe_clients
-from train.rundir.secret import recall_secret, write_secret
+from train.rundir.records import Clients, check_clients, describe_clients, write_clients
+from train.rundir.secret import open_account, write_secret
 from train.utils.files import write_atomically
 from train.utils.jsonl import keep_lines, read_lines
 from train.utils.signals import StopRequest, stop_on_request
@@ -70,8 +69,8 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
         models = _models_of(experiment)
         clients = describe_clients(models)
         if resume:
-            check_clients(config.directory, clients)
-            recall_secret(config, models[0])
+            check_clients(config, clients)
+        account = open_account(config, models[0], resume)
         states = states_of(models)
         earlier = _restore(config, experiment.model, states) if resume else []
         for one in models:
@@ -81,8 +80,9 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
             key = f"{one.config.name}/new_clients"
             lines = (metrics.extra.get(key, metrics.new_clients) for metrics in earlier)
             one.with_residual.update(client for new in lines for client in new or ())
+        write_secret(config, models[0], account)  # before anything that says that the run has begun
         _describe(config, models, clients, provenance, len(earlier))
-        history, lost = History(config, earlier), LostRounds(config.rounds, earlier=earlier)
+        history, lost = History(config, earlier, account), LostRounds(config.rounds, earlier=earlier)
         lost.raise_if_diverged()
         checkpoints = SaveCheckpoints(config, experiment.model, states)
         best = SaveBest(config.directory / files.BEST_FILE, experiment.result, models, history)
@@ -157,9 +157,8 @@ def _restore(config: Config, model: nn.Module, states: Mapping[str, Stateful]) -
 def _describe(
     config: Config, models: Sequence[Experiment], clients: Clients, provenance: Provenance | None, start: int
 ) -> None:
-    """Write the configuration, the clients' data, the provenance, and with privacy the secret seed."""
+    """Write the configuration, the clients' data and the provenance."""
     write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())
-    write_atomically(config.directory / files.CLIENTS_FILE, json.dumps(clients).encode())
-    write_secret(config, models[0])
+    write_clients(config, clients)
     updated = provenance.resumed(describe_start(start)) if provenance else Provenance.of(config, models, start)
     write_atomically(config.directory / files.PROVENANCE_FILE, updated.to_json().encode())

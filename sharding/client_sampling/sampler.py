@@ -21,7 +21,7 @@ from sharding.errors import UserError, safe_repr
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client
-from sharding.validation import Vector, as_floats, as_whole, is_number
+from sharding.validation import Vector, as_floats, as_round, as_seed, as_whole, is_number
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class Sampler:
     needs_norms = False
 
     def __post_init__(self) -> None:
+        self.seed = as_seed(self.seed)
         n = self.num_clients = as_whole(self.num_clients, "num_clients")
         self.per_round = as_whole(self.per_round, "per_round", most=n)
         self.population = self.population or Population(np.ones(n), np.ones(n))
@@ -138,8 +139,10 @@ class Sampler:
         """Return the clients that `invite` invites, checked.
 
         Raises:
-            UserError: not a list of existing clients, ascending and each once.
+            UserError: not a list of existing clients, ascending and each once; or `round` is not a whole number of at
+                least 0.
         """
+        round = as_round(round)
         cohort = list(self.invite(round))
         if cohort != sorted({*cohort}) or (cohort and not 0 <= cohort[0] <= cohort[-1] < self.num_clients):
             raise UserError(

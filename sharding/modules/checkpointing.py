@@ -33,15 +33,15 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
     Raises:
         UserError: the model has no blocks.
     """
-    blocks = list(_blocks(model))
+    blocks = [*_blocks(model)]
     if not blocks:
         raise UserError(
             f"{type(model).__name__} has no blocks that could be computed again: no nn.Sequential or nn.ModuleList in "
             "it holds a module with parts; train it without checkpoint"
         )
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
     for container, name in blocks:
-        contexts = partial(create_selective_checkpoint_contexts, _policy)
-        container._modules[name] = checkpoint_wrapper(container._modules[name], context_fn=contexts)
+        setattr(container, name, checkpoint_wrapper(container.get_submodule(name), context_fn=contexts))
     if hasattr(model, "checkpoint_stem"):
         model.checkpoint_stem = True  # type: ignore[assignment]
     return model

@@ -30,9 +30,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 @cache
-def _inner_name_of(kind: type[nn.Module]) -> str | None:
+def _inner_name_of(kind: Any) -> str | None:
     """Return what wrappers of a class call the module in them; None for the class of other modules."""
-    return next((WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS), None)
+    return next((WRAPPERS[each.__name__] for each in kind.__mro__ if each.__name__ in WRAPPERS), None)
 
 
 def _inner_name(module: nn.Module) -> str | None:
@@ -96,7 +96,7 @@ def named_state(model: nn.Module) -> dict[str, Any]:
     """
     model = unwrap(model)
     state: dict[str, Any] = model.state_dict(keep_vars=True)
-    if not any(_inner_name_of(type(module)) for module in model.modules()):
+    if not any(_inner_name(module) for module in model.modules()):
         return state
     entries = ((_without_wrappers(model, name), entry) for name, entry in state.items())
     return {name: entry for name, entry in entries if name is not None}

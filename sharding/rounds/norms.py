@@ -1,6 +1,6 @@
-"""The length of an update, by which client sampling weights clients and the norm bound rejects them."""
+"""The length of an update, by which client sampling weights clients, the norm bound rejects and privacy clips them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ def update_norm(sent: Shard, update: Update) -> Tensor:
     """Return ‖U‖, a scalar on the device: the change of every vector u', v' and whole parameter that a client trains.
 
     Client sampling weights clients by it. Running statistics of batch norms do not enter: they would be most of it. NaN
-    or Inf in the update shows in the norm. The sum is in the order of names and rows, so that an update gives the same
-    bits before and after it is sent.
+    or Inf in the update shows in the norm.
     """
     return _norm_of_difference(sent, update, [name for name in update.trained() if not is_statistic(name)])
 
@@ -25,11 +24,17 @@ def statistics_norm(sent: Shard, update: Update) -> Tensor:
     return _norm_of_difference(sent, update, [name for name in update.trained() if is_statistic(name)])
 
 
+def norm_of(changes: Mapping[str, Tensor]) -> Tensor:
+    """Return the norm of all these tensors together, a scalar in float64; 0 of none.
+
+    The sum is in the order of names and rows, so that an update gives the same bits before and after it is sent.
+    """
+    squares = [changes[name].double().contiguous().square().sum() for name in sorted(changes)]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
 def _norm_of_difference(sent: Shard, update: Update, names: Sequence[str]) -> Tensor:
     before, after = sent.trained(), update.trained()
-    if not names:
-        return torch.zeros((), dtype=torch.float64)
-    if not update.changes:
-        after = {name: difference(after[name].to(before[name].device), before[name]) for name in names}
-    changes = (after[name].double().contiguous() for name in sorted(names))
-    return torch.stack([change.square().sum() for change in changes]).sum().sqrt()
+    if update.changes:
+        return norm_of({name: after[name] for name in names})
+    return norm_of({name: difference(after[name].to(before[name].device), before[name]) for name in names})

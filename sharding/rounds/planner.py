@@ -40,6 +40,7 @@ from sharding.terms.designs import DESIGNS, successive_design
 from sharding.terms.designs.design import Design
 from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio, num_terms
 from sharding.transport.compression import COMPRESSIONS, EXACT
+from sharding.validation import as_round, as_seed
 
 Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
 
@@ -63,7 +64,8 @@ class ShardPlanner:
             not clip have None.
 
     Raises:
-        UserError: unknown strategy, design, compression or format of the tail, or the clip is below 1.
+        UserError: unknown strategy, design, compression or format of the tail, the clip is below 1, or the seed is not
+            a whole number of at least 0.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class ShardPlanner:
         self._fit = lookup(DESIGNS, design, "design")
         self.strategy = get_strategy(strategy)
         self.design = design
-        self.seed = seed
+        self.seed = as_seed(seed)
         self.skip, self.also = as_patterns(skip), as_patterns(also)
         self.compression = compression
         if tail_format is not None:
@@ -122,11 +124,12 @@ class ShardPlanner:
             A `Plan`, whose clients are in the order of `keep_ratios`.
 
         Raises:
-            UserError: a keep ratio outside (0, 1], a weight that is sent whole and not finite, compression of a model
-                that sends no weights in float32, or bfloat16 compression of one that sends some in bfloat16, what
-                cannot be sent, such as sparse and quantized tensors; or as `checked_layers`.
+            UserError: a keep ratio outside (0, 1], a round that is not a whole number of at least 0, a weight that is
+                sent whole and not finite, compression of a model that sends no weights in float32, or bfloat16
+                compression of one that sends some in bfloat16, what cannot be sent, such as sparse and quantized
+                tensors; or as `checked_layers`.
         """
-        model = unwrap(model)
+        model, round = unwrap(model), as_round(round)
         layers = self.checked_layers(model) if layers is None else layers
         ratios = {client: self.strategy.keep_ratio or r for client, r in checked_ratios(keep_ratios).items()}
         groups = grouped(ratios)

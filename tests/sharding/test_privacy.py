@@ -1,6 +1,7 @@
 """Differential privacy of clients: sensitivity, noise, what the plan tells, the account, and an attack."""
 
-from math import erf, inf, nan, sqrt
+from dataclasses import replace
+from math import erf, exp, inf, nan, sqrt
 
 import dp_accounting
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, UserError, factorize, train_shard
-from sharding.client_sampling import PoissonSampler
+from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, Update, UserError, factorize, train_shard
+from sharding.client_sampling import PoissonSampler, UniformSampler
+from sharding.recipes import published, tuned
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.privacy.accountant import epsilon, noise_for, rounds_within
 from sharding.rounds.privacy.average import PrivateAverage
@@ -79,8 +81,8 @@ def test_sums_with_and_without_one_client_differ_by_at_most_the_clipping_norm(
         sums.append(average.sums)
     without, with_one = sums
     assert without.keys() == with_one.keys()
-    assert float((flat(with_one) - flat(without)).norm()) <= bound * (1 + 1e-12)
-    assert bool(flat(with_one).isfinite().all())
+    difference = (flat(with_one) - flat(without)).double() * average.unit
+    assert float(difference.norm()) <= bound * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("strategy", ["top_n", "collective", "unbiased", "prism", "top_n_scaled", "dense"])
@@ -158,6 +160,38 @@ def test_a_round_again_gives_the_same_bits_and_with_other_updates_other_noise():
     assert float(difference.norm()) == pytest.approx(sqrt(2 * len(first)), rel=0.2)
 
 
+def through_the_wire(update):
+    return Update.from_bytes(update.to_bytes())
+
+
+@pytest.mark.parametrize("compression", ["float32", "int8"])
+def test_a_round_gives_the_same_bits_after_the_wire_in_any_order_and_layout(compression):
+    torch.manual_seed(0)
+    net, clients = nn.Sequential(*(nn.Linear(40, 40) for _ in range(6))), dict.fromkeys(range(8), 0.2)
+    privacy = Gaussian(clipping_norm=0.01, noise_multiplier=1.0, keep_ratios=clients, per_round=4, seed=5)
+    server = Server(net, ShardPlanner("top_n", compression=compression), privacy=privacy)
+    plan = server.plan(clients, 0)
+    updates = {client: through_the_wire(perturbed(shard, client)) for client, shard in plan.shards()}
+
+    def transposed(update):
+        whole = {name: part.mT.contiguous().mT if part.dim() == 2 else part for name, part in update.whole.items()}
+        return replace(update, whole=dict(reversed(whole.items())))
+
+    def outcome(changed, order):
+        average = server.average(plan)
+        for client in order:
+            average.add(client, changed(updates[client]))
+        delta, outcome = average.finish()
+        return outcome.release, {name: part.tolist() for name, part in delta.items()}
+
+    first = outcome(lambda update: update, clients)
+    assert first[0]
+    for _ in range(4):  # another order of names at each reading
+        assert outcome(through_the_wire, clients) == first
+    assert outcome(transposed, reversed(clients)) == first
+    assert outcome(lambda update: update, list(clients)[1:])[0] != first[0]
+
+
 def test_clients_that_fail_count_as_zero_and_the_rest_alike():
     server = make_server("top_n", bound=1e9)
     plan = plan_of(server, [0, 1, 2])
@@ -167,7 +201,8 @@ def test_clients_that_fail_count_as_zero_and_the_rest_alike():
     average.add(1, attacked(plan.shard(1), "NaN"))
     average.add(2, Failure(Kind.FAILED, "no battery"))
     name = "0.weight"
-    torch.testing.assert_close(average.sums[name], updates[0].whole[name].double() - plan.whole[name].double())
+    change = updates[0].whole[name].double() - plan.whole[name].double()
+    torch.testing.assert_close(average.sums[name].double() * average.unit, change)
     assert average.finish()[1].accepted == [0]
 
 
@@ -233,9 +268,11 @@ def test_epsilon_is_that_of_the_library_on_the_same_events(rounds):
 
 
 def test_epsilon_of_every_client_in_every_round_is_that_of_the_gaussian_mechanism():
-    whole = RdpAccountant()
-    whole.compose(dp_accounting.GaussianDpEvent(2.0), 3)
-    assert epsilon(2.0, 50, 50, 3, 1e-5) == pytest.approx(whole.get_epsilon(1e-5))
+    exact = epsilon(2.0, 50, 50, 3, 1e-5)
+    deviation = 2.0 / sqrt(3)
+    tail = [(1 + erf((sign / (2 * deviation) - exact * deviation) / sqrt(2))) / 2 for sign in (1, -1)]
+    assert tail[0] - exp(exact) * tail[1] == pytest.approx(1e-5)  # Balle & Wang 2018, Theorem 8
+    assert epsilon(4.0, 50, 50, 3, 1e-5, "fixed") == exact
     assert epsilon(2.0, 50, 50, 0, 1e-5) == 0
     assert epsilon(0.0, 50, 5, 3, 1e-5) == inf
 
@@ -253,6 +290,93 @@ def test_noise_for_a_budget_is_the_least_that_keeps_it():
     assert epsilon(noise, *setting) <= 0.5 < epsilon(0.999 * noise, *setting)
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    noise=st.floats(1e-6, 1e6),
+    num_clients=st.integers(1, 2000),
+    share=st.floats(1e-9, 1),
+    rounds=st.integers(1, 10**9),
+    sampling=st.sampled_from(["poisson", "fixed"]),
+)
+def test_no_draw_of_clients_spends_more_than_none(noise, num_clients, share, rounds, sampling):
+    per_round = max(1, int(share * num_clients)) if sampling == "fixed" else share * num_clients
+    spent = epsilon(noise, num_clients, per_round, rounds, 1e-5, sampling)
+    assert 0 <= spent <= epsilon(noise, num_clients, num_clients, rounds, 1e-5, sampling) < inf
+
+
+@pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed", marks=pytest.mark.slow)])
+def test_budgets_of_any_size_end(sampling, caplog):
+    setting = (1000, 20, 5, 1e-9, sampling)
+    assert epsilon(noise_for(1e300, *setting), *setting) < inf
+    assert not caplog.text
+    assert epsilon(noise_for(0.001, *setting), *setting) <= 0.001
+    assert "max_epsilon=0.001 is below what the accountant can reach for a draw of clients" in caplog.text
+    with pytest.raises(UserError, match="max_epsilon is 1e-09, and with a noise multiplier of 524288"):
+        noise_for(1e-9, *setting)
+
+
+WRONG = [None, "1", True, nan, inf, -inf, -1, [1.0], torch.tensor(1.0), 10**400]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("name", ["noise_multiplier", "num_clients", "per_round", "rounds", "delta", "max_epsilon"])
+def test_arguments_of_the_account_that_are_no_number_in_range_are_refused(name, wrong):
+    right = {"num_clients": 100, "per_round": 5, "rounds": 3, "delta": 1e-5}
+    budget = {"max_epsilon": 1.0}
+    for function, arguments in (
+        (epsilon, {"noise_multiplier": 1.0} | right),
+        (rounds_within, {"noise_multiplier": 1.0} | budget | right),
+        (noise_for, budget | right),
+    ):
+        if name in arguments:
+            with pytest.raises(UserError, match=f"{name} is "):
+                function(**arguments | {name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sampling": "uniform"}, "sampling is 'uniform'"),
+        ({"sampling": ["fixed"]}, "sampling is"),
+        ({"sampling": "fixed", "per_round": 2.9}, "a whole number"),
+        ({"per_round": 101}, "per_round is 101"),
+        ({"per_round": 0}, "per_round is 0"),
+        ({"rounds": 2.5}, "rounds is 2.5"),
+        ({"noise_multiplier": 1e-7}, "noise_multiplier is 1e-07"),
+    ],
+)
+def test_draws_without_an_account_are_refused(wrong, message):
+    right = {"noise_multiplier": 1.0, "num_clients": 100, "per_round": 5, "rounds": 3, "delta": 1e-5}
+    with pytest.raises(UserError, match=message):
+        epsilon(**right | wrong)
+
+
+@pytest.mark.parametrize("seed", [None, "", "abc", 1.5, True, -1, [1], torch.tensor(3)], ids=repr)
+def test_seed_that_is_no_whole_number_is_refused_wherever_one_is_taken(seed):
+    net = make_net()
+    for takes in (
+        lambda: make_server(seed=seed),
+        lambda: PoissonSampler(50, 5, seed=seed),
+        lambda: UniformSampler(50, 5, seed=seed),
+        lambda: ShardPlanner(seed=seed),
+        lambda: published(net, seed=seed),
+        lambda: tuned(net, {0: 0.5}, seed=seed),
+    ):
+        with pytest.raises(UserError, match=r"seed is .*; a whole number of at least 0 is needed"):
+            takes()
+
+
+@pytest.mark.parametrize("round", [None, "0", 0.5, True, -1, torch.tensor(0)], ids=repr)
+def test_round_that_is_no_whole_number_is_refused(round):
+    for takes in (
+        lambda: make_server().round(round, {3: 0.25}, lambda _, shard: unchanged(shard)),
+        lambda: make_server().plan({3: 0.25}, round),
+        lambda: PoissonSampler(50, 5, seed=0).cohort(round),
+    ):
+        with pytest.raises(UserError, match=r"round is .*; a whole number of at least 0 is needed"):
+            takes()
+
+
 def advantage(noise: float, trials: int = 400) -> float:
     """How much more often the likelihood ratio calls a client present where it was than where it was not."""
     server = make_server("top_n", noise, per_round=12.0)
@@ -268,7 +392,7 @@ def advantage(noise: float, trials: int = 400) -> float:
                 average.add(3, perturbed(plan.shard(3), 5))
             known = PrivateAverage(plan, privacy, [name for name, _ in server.model.named_parameters()])
             known.add(3, perturbed(plan.shard(3), 5))
-            direction = flat(known.sums)  # the attacker knows the client's data, and so its change
+            direction = flat(known.sums).double() * known.unit  # the attacker knows the client's data
             digest = average._digest()
             seen = flat({name: average._noisy(name, digest) for name in list(average.sums)})
             votes += float(seen @ direction) > 0.5  # is p(seen | present) the larger one?

@@ -1,7 +1,10 @@
 """Generators keyed by purpose."""
 
 import numpy as np
+import pytest
+import torch
 
+from sharding import UserError
 from sharding.rng import generator, seed_of
 
 
@@ -28,3 +31,9 @@ def test_seed_and_generator_of_fixed_keys_have_fixed_values():
 
 def test_seed_of_numpy_scalars_equals_that_of_python_values():
     assert seed_of(np.int64(3), np.str_("draw"), np.int32(1)) == seed_of(3, "draw", 1)
+
+
+@pytest.mark.parametrize("part", [None, 0.5, torch.tensor(3), (1, 2)], ids=repr)
+def test_key_of_anything_but_whole_numbers_and_names_is_refused(part):
+    with pytest.raises(UserError, match="random numbers follow from whole numbers and names"):
+        generator(0, "draw", part)

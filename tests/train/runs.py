@@ -1,6 +1,8 @@
 """Small runs: what they are configured with, what they wrote, and how they are cut off."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
@@ -84,6 +86,29 @@ def cut_off(config: Config, after: int) -> None:
 
     with pytest.raises(Death):
         run(config.model_copy(update={"output": elsewhere}), [EachRound(die)])
+
+
+def count_writes(config, kill_at=None, resume=False):
+    """Run, and return how many moments there are before and after an `fsync` or a renaming; die at one of them."""
+    passed = 0
+
+    def counting(function):
+        def counted(*args):
+            nonlocal passed
+            for step in (lambda: None, lambda: function(*args)):
+                result = step()
+                if passed == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                passed += 1
+            return result
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", counting(os.fsync))
+        patch.setattr(Path, "replace", counting(Path.replace))
+        run(config, resume=resume)
+    return passed
 
 
 def cut_off_and_resumed(config: Config, after: int) -> Path:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from multiprocessing import active_children
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,18 @@ from torch import nn
 from sharding import UserError, factorize
 from sharding.client_sampling import StatisticalSampler
 from sharding.layers.base import residual_layers
-from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, cut_off, in_a_process, read, tiny, wait_until
+from tests.train.runs import (
+    QUICKSTART,
+    REPOSITORY,
+    TINY,
+    assert_same,
+    count_writes,
+    cut_off,
+    in_a_process,
+    read,
+    tiny,
+    wait_until,
+)
 from train import load_model
 from train.callbacks import EachRound, saving
 from train.cli.commands import main
@@ -68,29 +78,6 @@ def continued(directory, tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS)
     shutil.copytree(directory, config.directory)
     return config
-
-
-def count_writes(config, kill_at=None, resume=False):
-    """Run, and return how many moments there are before and after an `fsync` or a renaming; die at one of them."""
-    passed = 0
-
-    def counting(function):
-        def counted(*args):
-            nonlocal passed
-            for step in (lambda: None, lambda: function(*args)):
-                result = step()
-                if passed == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                passed += 1
-            return result
-
-        return counted
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", counting(os.fsync))
-        patch.setattr(Path, "replace", counting(Path.replace))
-        run(config, resume=resume)
-    return passed
 
 
 @pytest.fixture(scope="module")

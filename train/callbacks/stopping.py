@@ -11,6 +11,8 @@ from train.utils.signals import StopRequest
 
 log = logging.getLogger(__name__)
 
+LOST_NOTE = "metrics.jsonl (with privacy, the log) says why"
+
 
 class DivergedError(RunError):
     """No client's update was usable for too long, so that more rounds would train nothing."""
@@ -28,7 +30,12 @@ class LostRounds(Callback):
         diverged: whether the last rounds were all lost.
     """
 
-    def __init__(self, rounds: int, note: str = "metrics.jsonl says why", earlier: Iterable[RoundMetrics] = ()) -> None:
+    def __init__(
+        self,
+        rounds: int,
+        note: str = LOST_NOTE,
+        earlier: Iterable[RoundMetrics] = (),
+    ) -> None:
         self._rounds, self._note = rounds, note
         self._lost = [metrics.is_lost for metrics in earlier]
         self.diverged = len(self._lost) == rounds and has_diverged(self._lost, rounds)
@@ -44,8 +51,8 @@ class LostRounds(Callback):
         if self.diverged:
             raise DivergedError(
                 f"no client's update could be used in {min(MAX_LOST, self._rounds)} rounds in a row; metrics.jsonl "
-                "gives the reasons under failures. If the training diverged, lower the learning rates or local.clip, "
-                "and run it again"
+                "(with privacy, the log) gives the reasons. If the training diverged, lower the learning rates or "
+                "local.clip, and run it again"
             )
 
     def close(self, failed: bool = False) -> None:

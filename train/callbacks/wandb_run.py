@@ -108,7 +108,7 @@ class WandbRun(Callback):
         self._run.log(numbers | layers, step=metrics.round)
         self._num_logged = metrics.round + 1
         self._save_state()
-        for client, reason in metrics.failures.items():
+        for client, reason in (metrics.failures or {}).items():
             self._run.summary[f"failures/{metrics.round}/{client}"] = reason
 
     def _histograms(self, layers: Layers) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class RunProgress:
         parts += [] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.1f} %"]
         parts += [] if self.epsilon is None else [f"ε {self.epsilon:.3g}"]
         parts += [f"{self.megabytes:,.1f} MB"] + ([f"{self.lost} lost"] if self.lost else [])
-        return ", ".join([*parts, *([] if self.finished else [f"{clock(self.seconds_left)} left"])])
+        is_timed = self.seconds and not self.finished  # with privacy, times are secrets
+        return ", ".join([*parts, *([f"{clock(self.seconds_left)} left"] if is_timed else [])])
 
 
 class RoundProgress:

@@ -50,9 +50,9 @@ class Config(Section):
 
     name: FileName
     """Name of the run."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of every random number."""
-    data_seed: int | None = None
+    data_seed: int | None = Field(None, ge=0)
     """Seed of everything before round 0: the partition, keep ratios, the network, the first model and pilots.
 
     Default: `seed`.

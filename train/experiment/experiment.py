@@ -1,7 +1,9 @@
 """What trains one model."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import nn
 
@@ -73,6 +75,24 @@ class Experiment:
         """With privacy: draw the clients and the noise by this seed."""
         assert self.server.privacy is not None
         self.server.privacy, self.sampler.seed = replace(self.server.privacy, seed=seed), seed
+
+    def expected_bytes(self, t: int) -> tuple[int, int]:
+        """With privacy: return the bytes that round t is expected to move down and up, which tell nothing of clients.
+
+        What is frozen is sent to a client that takes part for the first time, with the chance q (1 − q)ᵗ.
+        """
+        clients, (down, up) = self.config.clients, self._bytes_of_a_client
+        first = self.residual_nbytes * (1 - clients.per_round / clients.count) ** t
+        return round(clients.per_round * (down + first)), round(clients.per_round * up)
+
+    @cached_property
+    def _bytes_of_a_client(self) -> tuple[float, float]:
+        """The mean bytes of a client's shard, and of its update."""
+        ratios, planner = Counter(self.keep_ratios.values()), self.server.planner
+        shards = {ratio: planner.template(self.model, ratio, max(ratios)) for ratio in ratios}
+        down = sum(count * shards[ratio].nbytes for ratio, count in ratios.items())
+        up = sum(count * shards[r].returned(shards[r].trained()).nbytes for r, count in ratios.items())
+        return down / ratios.total(), up / ratios.total()
 
     def lr(self, t: int) -> float:
         """Return the clients' learning rate in round t."""

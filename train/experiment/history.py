@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from train.config.schema import Config
-from train.experiment.budget import rounds_of_budget, spent_epsilon
+from train.experiment.budget import Account
 from train.experiment.metrics import RoundMetrics
 
 
@@ -16,13 +16,15 @@ class History:
     Args:
         config: sets the targets.
         rounds: metrics of the rounds that an earlier process finished.
+        account: of a run with privacy; by default one without a release.
 
     Attributes:
         improved: whether the last round has a better test accuracy than all before.
     """
 
-    def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = ()) -> None:
-        self._config, self._budget = config, rounds_of_budget(config)
+    def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = (), account: Account | None = None) -> None:
+        self._config = config
+        self._account = None if config.privacy is None else account or Account(config)
         self._target_accuracy, self._target_loss = config.target_accuracy, config.target_loss
         self._bytes, self._best, self.improved = 0, -1.0, False
         self._reached: dict[str, str] = {}
@@ -31,10 +33,18 @@ class History:
 
     def evaluates(self, t: int) -> bool:
         """Return whether round t is evaluated: as configured, and where the budget of ε ends the run."""
-        return self._config.evaluates(t) or t + 1 == self._budget
+        return self._config.evaluates(t) or (self._account is not None and self._account.ends_with(t))
 
-    def complete(self, metrics: RoundMetrics) -> None:
-        """Set `bytes_total`, `best_accuracy` and `epsilon`, and `stopped` where the run ends with this round."""
+    def complete(self, metrics: RoundMetrics, release: str = "") -> None:
+        """Set `bytes_total`, `best_accuracy` and `epsilon`, and `stopped` where the run ends with this round.
+
+        Args:
+            metrics: of the round.
+            release: of a round with privacy that has just run, see `Outcome.release`.
+
+        Raises:
+            RunError: as `Account.add`.
+        """
         self._bytes += metrics.bytes_down + metrics.bytes_up
         metrics.bytes_total = self._bytes
         self.improved = False
@@ -43,9 +53,11 @@ class History:
             self._best = max(self._best, accuracy)
             metrics.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
         metrics.best_accuracy = self._best if self._best >= 0 else None
-        if (privacy := self._config.privacy) is not None:
-            metrics.epsilon = spent_epsilon(self._config, metrics.round + 1)
-            if metrics.round + 1 == self._budget < self._config.rounds:
+        privacy = self._config.privacy
+        if privacy is not None and self._account is not None and release:
+            self._account.add(metrics.round, release)
+            metrics.epsilon = self._account.epsilon
+            if self._account.ends_with(metrics.round) and metrics.round + 1 < self._config.rounds:
                 metrics.stopped = f"another round would spend more than privacy.max_epsilon={privacy.max_epsilon:g}"
 
     def _reason_to_stop(self, accuracy: float, loss: float | None) -> str | None:

@@ -1,5 +1,10 @@
-"""The metrics of a round: losses, accuracies, bytes, seconds, and the clients left out, with reasons."""
+"""The metrics of a round: losses, accuracies, bytes, seconds, and the clients left out, with reasons.
 
+With privacy, metrics are functions of what is released and of what is public: who took part, what became of single
+clients, and what a round took are secrets. In their place there are expected numbers.
+"""
+
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +21,8 @@ from sharding.rounds.failures import Kind
 from sharding.rounds.plan import Client, Plan
 from train.experiment.experiment import Experiment
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True)
 class RoundMetrics:
@@ -26,14 +33,14 @@ class RoundMetrics:
 
     Attributes:
         round: t, from 0.
-        num_clients: invited.
-        num_aggregated: whose update was averaged in.
+        num_clients: invited; with privacy, expected.
+        num_aggregated: whose update was averaged in; None with privacy, as what follows.
         num_failed: whose update could not be used.
         failed_by_kind: counts of failures by kind.
         failures: the reason by client.
         new_clients: where something is frozen, the clients that received the residual in this round.
-        bytes_down: of all shards that were sent, and of the residual for `new_clients`.
-        bytes_up: of all updates and reports.
+        bytes_down: of all shards that were sent, and of the residual for `new_clients`; with privacy, expected.
+        bytes_up: of all updates and reports; with privacy, expected.
         bytes_dense: what dense FedAvg sends one client, one way.
         bytes_total: down and up, of this round and all before.
         lr: the clients' learning rate.
@@ -54,17 +61,18 @@ class RoundMetrics:
         seconds_aggregate: of the server's step.
         seconds_evaluate: of evaluation.
         simulated_seconds: of the round on the configured network.
-        epsilon: with privacy, ε of the configured δ that this round and all before have spent.
+        epsilon: with privacy, ε at the configured δ of all rounds that the run may release.
         stopped: why the run ends early with this round.
+        is_lost: whether clients failed and no update could be used. It is not written.
         extra: what the sampler measures, and the metrics of each of several models.
     """
 
     round: int
     num_clients: int
-    num_aggregated: int
-    num_failed: int
-    failed_by_kind: dict[str, int]
-    failures: dict[str, str]
+    num_aggregated: int | None = None
+    num_failed: int | None = None
+    failed_by_kind: dict[str, int] | None = None
+    failures: dict[str, str] | None = None
     new_clients: list[Client] | None = None
     bytes_down: int
     bytes_up: int
@@ -90,16 +98,15 @@ class RoundMetrics:
     simulated_seconds: float | None = None
     epsilon: float | None = None
     stopped: str | None = None
+    is_lost: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether clients failed and no update could be used."""
-        return bool(self.num_failed) and not self.num_aggregated
+    def __post_init__(self) -> None:
+        self.is_lost = self.is_lost or (bool(self.num_failed) and not self.num_aggregated)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all metrics by name; those that were not measured in this round are left out."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "extra"}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("extra", "is_lost")}
         return {name: value for name, value in values.items() if value is not None} | self.extra
 
     @classmethod
@@ -124,8 +131,6 @@ def measure(
 ) -> RoundMetrics:
     """Return the metrics that follow from a round's plan and updates; note which clients now have what is frozen.
 
-    With privacy there is neither a loss of the clients, which has no noise, nor a discrepancy of their draws.
-
     Args:
         experiment: whose model was trained.
         t: the round.
@@ -134,20 +139,33 @@ def measure(
         outcome: the clients that were averaged in.
         losses: the mean training loss of each client that reported one.
     """
+    reasons = dict(selection.rejected) | outcome.rejected
+    failures = {client: reasons[client] for client in plan if client in reasons}
+    if experiment.server.privacy is not None:
+        for client, failure in failures.items():
+            log.warning("client %s is left out of round %d: %s", client, t, failure.message)
+        down, up = experiment.expected_bytes(t)
+        return RoundMetrics(
+            round=t,
+            num_clients=experiment.config.clients.per_round,
+            bytes_down=down,
+            bytes_up=up,
+            bytes_dense=experiment.dense_nbytes,
+            lr=experiment.lr(t),
+            anme=plan_anme(plan),
+            is_lost=bool(failures) and not outcome.accepted,
+        )
     num_samples, profiles = experiment.num_samples, experiment.sampler.population.profiles
     accepted = [client for client in outcome.accepted if client in losses]
     samples = sum(num_samples[client] for client in accepted)
     values = torch.stack([losses[client] for client in accepted]).tolist() if accepted else []  # in one transfer
     loss = sum(value * num_samples[client] for client, value in zip(accepted, values, strict=True))
-    reasons = dict(selection.rejected) | outcome.rejected
-    failures = {client: reasons[client] for client in plan if client in reasons}
     absent = {client for client, failure in failures.items() if failure.kind == Kind.ABSENT}
     new = []
     if experiment.residual_nbytes:
         new = [client for client in plan if client not in absent and client not in experiment.with_residual]
         experiment.with_residual.update(new)
-    private = experiment.server.privacy is not None
-    collective, single = (None, None) if private else plan_discrepancy(plan)
+    collective, single = plan_discrepancy(plan)
     uploads = sum(plan.update_nbytes(client) for client in outcome.received if client in selection.weights)
     return RoundMetrics(
         round=t,
@@ -166,7 +184,7 @@ def measure(
         bytes_up=selection.report_bytes + uploads,
         bytes_dense=experiment.dense_nbytes,
         lr=experiment.lr(t),
-        train_loss=loss / samples if accepted and not private else None,
+        train_loss=loss / samples if accepted else None,
         anme=plan_anme(plan),
         discrepancy=collective,
         discrepancy_client=single,

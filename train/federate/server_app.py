@@ -26,7 +26,7 @@ from train.federate.roster import Report, Roster, Timeouts
 from train.federate.status import FINISHED, Status
 from train.run import run
 from train.rundir.file_names import METRICS_FILE
-from train.rundir.records import read_clients
+from train.rundir.records import clients_file, read_clients
 from train.utils.errors import RunError
 from train.utils.jsonl import read_lines
 
@@ -95,13 +95,15 @@ def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
 
 def report(metrics: Mapping[str, Any]) -> None:
     """Log one round and its failures."""
-    for client, reason in metrics["failures"].items():
+    for client, reason in metrics.get("failures", {}).items():  # with privacy they are logged before
         log.warning("client %s is left out of round %s: %s", client, metrics["round"], reason)
     accuracy = metrics.get("test_accuracy")
     tested = f", test accuracy {100 * accuracy:.1f} %" if isinstance(accuracy, float) else ""
     tested += f", ε {metrics['epsilon']:.3g}" if isinstance(metrics.get("epsilon"), float) else ""
-    used = (metrics["round"], metrics["num_aggregated"], metrics["num_clients"], metrics["seconds"])
-    log.info("round %s: averaged %s of %s updates, %.1f s%s", *used, tested)
+    if "num_aggregated" in metrics:
+        used = (metrics["num_aggregated"], metrics["num_clients"], metrics["seconds"])
+        tested = ": averaged {} of {} updates, {:.1f} s".format(*used) + tested
+    log.info("round %s%s", metrics["round"], tested)
 
 
 def check_federated(config: Config) -> None:
@@ -167,6 +169,7 @@ def recall(config: Config) -> tuple[dict[int, Report], dict[int, str]]:
     Raises:
         UserError: the file is damaged.
     """
-    clients = read_clients(config.directory).get(config.name, {"samples": [], "keep_ratios": [], "node_keys": []})
+    nobody: dict[str, Any] = {"samples": [], "keep_ratios": [], "node_keys": []}
+    clients = read_clients(config.directory, clients_file(config)).get(config.name, nobody)
     reports = dict(enumerate(map(Report, clients["keep_ratios"], clients["samples"])))
     return reports, {client: key for client, key in enumerate(clients["node_keys"]) if key}

@@ -26,9 +26,12 @@ log = logging.getLogger(__name__)
 
 REQUIRED = (  # numbers of each round
     *("bytes_down", "bytes_up", "bytes_dense", "bytes_total"),
-    *("num_clients", "num_aggregated", "num_failed", "seconds"),
+    "num_clients",
 )
-OPTIONAL = ("train_loss", "test_accuracy", "test_loss", "best_accuracy", "simulated_seconds")  # columns in any case
+OPTIONAL = (  # columns in any case
+    *("train_loss", "test_accuracy", "test_loss", "best_accuracy", "simulated_seconds"),
+    *("num_aggregated", "num_failed", "seconds"),  # secrets of a run with privacy
+)
 NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
 DIVERGED = "it diverged: the last rounds had no usable update"
 
@@ -90,8 +93,7 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
     status_frame = pd.DataFrame(
         list(status.values()), index, ["seed", "is_finished", "reason_ended", "damaged"], dtype=object
     )
-    counts = {"num_rounds": 0, "num_failed": 0}
-    totals = _results(frame).reindex(index).fillna(counts).astype(dict.fromkeys(counts, int))
+    totals = _results(frame).reindex(index).fillna({"num_rounds": 0}).astype({"num_rounds": int, "num_failed": "Int64"})
     results = totals.join(status_frame.astype({"is_finished": bool}))
     return Runs(pd.DataFrame(list(settings.values()), index, dtype=object), frame, results), errors
 
@@ -162,7 +164,8 @@ def _read_run(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]], st
 
 def _is_round(line: Mapping[str, Any]) -> bool:
     """Return whether all required metrics are numbers, and accuracies are between 0 and 1."""
-    spent = {key: value for key, value in line.items() if key.startswith("seconds") or key == "simulated_seconds"}
+    known = ("num_aggregated", "num_failed", "simulated_seconds")
+    spent = {key: value for key, value in line.items() if key.startswith("seconds") or key in known}
     accuracies = [value for key, value in line.items() if key.endswith("test_accuracy")]
     return (
         all(is_number(value) and 0 <= value < 1e18 for value in [*spent.values(), *map(line.get, REQUIRED)])
@@ -201,9 +204,7 @@ def _results(rounds: pd.DataFrame) -> pd.DataFrame:
             "bytes_down_per_client_round": down,
             "bytes_up_per_client_round": up,
             "share_of_dense": (down + up) / (2 * by_run.bytes_dense.first()),
-            "num_failed": sums.num_failed,
-            "seconds": sums.seconds,
-            "simulated_seconds": by_run.simulated_seconds.sum(min_count=1),
+            **{key: by_run[key].sum(min_count=1) for key in ("num_failed", "seconds", "simulated_seconds")},
         }
     )
 

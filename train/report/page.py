@@ -25,7 +25,7 @@ from train.report.figures import (
 from train.report.frame import cost_to, find_runs
 from train.report.groups import RunGroup, choose_targets, differing_keys, group_runs, value_of, without_repeats
 from train.report.plots import svg_of
-from train.report.summary import CSV_COLUMNS, csv_frame, least_and_most
+from train.report.summary import CSV_COLUMNS, SECRET, csv_frame, least_and_most
 from train.report.text import NOTHING, mean_and_spread, write_csv
 from train.rundir.provenance import Provenance, data_remarks
 from train.rundir.records import LayerStatistics, read_clients, read_layers
@@ -78,7 +78,7 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     for function in (value_of, cost_to, differing_keys, phases_of):
         environment.globals[function.__name__] = function
     title = ", ".join(chapter.name for chapter in chapters)
-    words = {"generator": GENERATOR, "title": title, "notes": notes, "command": command}
+    words = {"generator": GENERATOR, "title": title, "notes": notes, "command": command, "secret": SECRET}
     text = environment.get_template(TEMPLATE).render(words, table_file=TABLE, chapters=chapters)
     write_atomically(page, text.encode())
     return [page, table]
@@ -109,8 +109,8 @@ class Chapter:
         """Draw the legend of all pictures, the accuracy, the clients' loss, the privacy spent, and the grid."""
         caption = "The clients' mean loss in each round, on their own data."
         loss = curve_drawings(self.groups, "train_loss", "Training loss", caption)
-        spent = "ε of (ε, δ)-differential privacy of one client, after each round, at the configured δ."
-        privacy = curve_drawings(self.groups, "epsilon", "Privacy spent", spent)
+        spent = "ε of (ε, δ)-differential privacy of one client at the configured δ, of all rounds that may be run."
+        privacy = curve_drawings(self.groups, "epsilon", "Privacy", spent)
         grid = grid_drawing(self.groups)
         drawings = [legend_drawing(self.groups), *accuracy_drawings(self.groups, self.targets), *loss, *privacy]
         return drawings if grid is None else [*drawings, grid]

@@ -25,6 +25,7 @@ CSV_COLUMNS = (
 )
 SUMMARY, TABLE, PLOT, GRID = "summary.md", "summary.csv", "accuracy_vs_bytes.png", "grid.png"
 RESUME = " --resume"
+SECRET = "With privacy, times and lost updates are secrets, and bytes are expected ones."
 
 
 def write_report(
@@ -136,10 +137,10 @@ def _best(groups: Sequence[RunGroup]) -> list[str]:
 def _explained(groups: Sequence[RunGroup], results: pd.DataFrame) -> str:
     seeds = [len(group.percents) for group in groups]
     spread = f"mean ± standard deviation of {least_and_most(seeds)} seeds" if max(seeds) > 1 else "one seed"
+    took = f"All rounds took {results.seconds.sum():.0f} s; {results.num_failed.sum()} client updates failed or were"
     return (
         f"Accuracy after the last of {least_and_most(results.num_rounds)} rounds, {spread}. kB are a client's in a "
-        f"round. All rounds took {results.seconds.sum():.0f} s; {results.num_failed.sum()} client updates failed or "
-        "were rejected."
+        f"round. {SECRET if results.num_failed.isna().any() else f'{took} rejected.'}"
     )
 
 

@@ -29,6 +29,7 @@ from train.rundir.file_names import (
     REPORT_FILES,
     REPORT_SIGN,
     RUN_FILES,
+    SECRET_FILE,
 )
 from train.rundir.status import has_ended
 from train.utils.errors import writing
@@ -41,6 +42,8 @@ except ImportError:  # not a Unix: there, nothing keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
+
+FIRST_FILES = (PILOTS_FILE, SECRET_FILE)  # may be there before CONFIG_FILE; pilots may be given
 
 
 @contextmanager
@@ -80,7 +83,7 @@ def check_directory(config: Config, resume: bool) -> None:
     check_regular(directory)
     if resume and CONFIG_FILE in files:
         _check_same(config)
-    elif resume and any(_size(directory / name) for name in files if name != PILOTS_FILE):  # it may be given
+    elif resume and any(_size(directory / name) for name in files if name not in FIRST_FILES):
         raise UserError(f"{directory} holds {files[0]} but no {CONFIG_FILE}, so the run there is unknown")
     elif files and not resume:
         problem = "holds a run" if {CONFIG_FILE, METRICS_FILE} & {*files} else f"has a {files[0]}"

@@ -11,10 +11,11 @@ CLIENTS_FILE = "clients.json"  # the clients' data and keep ratios
 LAYERS_FILE = "layers.jsonl"  # λ, π and ω of every layer, in some rounds
 PILOTS_FILE = "pilots.json"  # the pilots' estimates
 WANDB_FILE = "wandb.json"  # the run's id at Weights & Biases
-SECRET_FILE = "secret_seed"  # with privacy, of the noise and of the clients' draws; only the owner reads it
+SECRET_FILE = "secret_seed"  # with privacy, of the noise and of the clients' draws, and the account of releases
+SECRET_CLIENTS_FILE = "secret_clients.json"  # with privacy, in the place of CLIENTS_FILE
 RUN_FILES = (
     *(CONFIG_FILE, METRICS_FILE, CHECKPOINT_FILE, PREVIOUS_FILE, MODEL_FILE, BEST_FILE),
-    *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, WANDB_FILE, SECRET_FILE),
+    *(PROVENANCE_FILE, CLIENTS_FILE, LAYERS_FILE, PILOTS_FILE, WANDB_FILE, SECRET_FILE, SECRET_CLIENTS_FILE),
 )
 ARTIFACTS = (CONFIG_FILE, PROVENANCE_FILE, METRICS_FILE, LAYERS_FILE, CLIENTS_FILE, MODEL_FILE)  # uploaded to W&B
 REPORT_FILES = (

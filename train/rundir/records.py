@@ -1,4 +1,7 @@
-"""Records of a run: its clients (`clients.json`), and the strategy's decisions per layer (`layers.jsonl`)."""
+"""Records of a run: its clients (`clients.json`), and the strategy's decisions per layer (`layers.jsonl`).
+
+With privacy, what is known of single clients is a secret, and so is how many of them drew a term.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +25,8 @@ from train.data.dataset import digest_of
 from train.data.partition import class_counts, client_names
 from train.experiment.experiment import Experiment
 from train.experiment.metrics import RoundMetrics
-from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, WANDB_FILE
+from train.rundir.file_names import CLIENTS_FILE, LAYERS_FILE, SECRET_CLIENTS_FILE, WANDB_FILE
+from train.utils.files import write_atomically
 from train.utils.jsonl import complete_lines, from_json, read_record, valid_objects
 
 DIGITS = 6  # significant ones are enough to draw
@@ -100,7 +104,9 @@ def layer_statistics(plan: Plan | Mapping[str, Plan]) -> Layers:
 
 
 def records_layers(config: Config, metrics: RoundMetrics) -> bool:
-    """Return whether a round's layers are recorded: those of the first and of the last."""
+    """Return whether a round's layers are recorded: those of the first and of the last, and none with privacy."""
+    if config.privacy is not None:
+        return False
     return metrics.round in (0, config.rounds - 1) or metrics.stopped is not None
 
 
@@ -135,25 +141,41 @@ def describe_clients(experiments: Iterable[Experiment]) -> Clients:
     return {one.config.name: _client_record(one) for one in experiments}
 
 
-def read_clients(directory: Path) -> dict[str, dict[str, Any]]:
+def write_clients(config: Config, clients: Clients) -> None:
+    """Write the records of a run's clients; with privacy, into a file that only the run's owner can read."""
+    path, mode = config.directory / clients_file(config), 0o666 if config.privacy is None else 0o600
+    write_atomically(path, json.dumps(clients).encode(), mode=mode)
+
+
+def clients_file(config: Config) -> str:
+    """Return the name of the file of a run's clients."""
+    return CLIENTS_FILE if config.privacy is None else SECRET_CLIENTS_FILE
+
+
+def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[str, Any]]:
     """Return the records of a run's clients; empty if there are none.
+
+    Args:
+        directory: The run's directory.
+        name: The file's name; by default that of a run without privacy.
 
     Raises:
         UserError: the file is spoiled.
     """
-    path = directory / CLIENTS_FILE
+    path = directory / name
     if not path.is_file():
         return {}
     return read_record(path, lambda models: {name: dict(vars(_Clients(**record))) for name, record in models.items()})
 
 
-def check_clients(directory: Path, clients: Clients) -> None:
+def check_clients(config: Config, clients: Clients) -> None:
     """Check that the clients have the same samples as when the run was started.
 
     Raises:
         UserError: the data differ.
     """
-    for name, stored in read_clients(directory).items():
+    directory = config.directory
+    for name, stored in read_clients(directory, clients_file(config)).items():
         current = clients.get(name, {})
         if any(stored.get(key) != current.get(key) for key in ("samples", "classes", "digest")):
             difference = f"{directory} was started with other data than the present {name}"

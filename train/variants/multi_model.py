@@ -119,15 +119,17 @@ class MultiModel:
     def summarize(self, metrics: Mapping[str, RoundMetrics]) -> RoundMetrics:
         """Return sums of bytes and counts, means of losses and accuracies, and each model's metrics by its name."""
         of_models = list(metrics.values())
-        kinds = sum((Counter(one.failed_by_kind) for one in of_models), Counter())
+        kinds = sum((Counter(one.failed_by_kind or {}) for one in of_models), Counter())
         summary = RoundMetrics(
             round=of_models[0].round,
             num_clients=len(self._cohort),
-            num_aggregated=sum(one.num_aggregated for one in of_models),
-            num_failed=sum(one.num_failed for one in of_models),
+            num_aggregated=sum(one.num_aggregated or 0 for one in of_models),
+            num_failed=sum(one.num_failed or 0 for one in of_models),
             failed_by_kind=dict(kinds),
             failures={
-                f"{name}/{client}": reason for name, one in metrics.items() for client, reason in one.failures.items()
+                f"{name}/{client}": reason
+                for name, one in metrics.items()
+                for client, reason in (one.failures or {}).items()
             },
             bytes_down=sum(one.bytes_down for one in of_models),
             bytes_up=sum(one.bytes_up for one in of_models),

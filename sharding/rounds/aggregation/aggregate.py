@@ -57,11 +57,14 @@ class Outcome:
         accepted: the clients that were averaged in, in the order of the plan.
         rejected: the clients that were left out, and the reason.
         received: the clients whose update fits the plan, counted or not, in the order of arrival.
+        release: with privacy, names the sums and the noise that were released. Where a round is run again, another name
+            is another release, which counts as one more round in `sharding.Gaussian.epsilon`. Empty without privacy.
     """
 
     accepted: list[Client]
     rejected: dict[Client, Failure]
     received: list[Client]
+    release: str = ""
 
 
 class Average:

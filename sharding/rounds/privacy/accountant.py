@@ -1,23 +1,48 @@
 """The account of a run's privacy: ε at δ after a number of rounds, by the Rényi accountant of `dp-accounting`.
 
 Draws of terms give no amplification: the server publishes them, and all of a clipped change can lie in drawn terms. So
-only the draw of clients counts.
+only the draw of clients counts. With any draw, T rounds spend at most what they would with all clients in each: that is
+ε of one Gaussian mechanism with the multiplier z/√T (Dong et al. 2022), which is known exactly (Balle & Wang 2018).
 """
 
 import logging
 from bisect import bisect_right
 from functools import lru_cache
-from math import ceil, inf
-from typing import Any, Literal
+from math import ceil, inf, sqrt
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from sharding.errors import UserError, safe_repr
-from sharding.validation import is_number
+from sharding.validation import as_whole, is_number, is_whole
+
+log = logging.getLogger(__name__)
 
 Sampling = Literal["poisson", "fixed"]
-NEIGHBORS = {"poisson": "a client added or removed", "fixed": "a client's data replaced"}
+NOISE = (1e-6, 1e6)  # multipliers that the formulas can compute with
+MOST_ROUNDS = 10**9
 
 
-@lru_cache(maxsize=1024)
+def check_sampling(noise_multiplier: float, num_clients: int, per_round: float, sampling: Sampling) -> None:
+    """Check what of a mechanism enters its account; the arguments are those of `epsilon`.
+
+    Raises:
+        UserError: one of them is out of range.
+    """
+    least, most = NOISE
+    if not (is_number(noise_multiplier) and (noise_multiplier == 0 or least <= noise_multiplier <= most)):
+        allowed = f"0 for no noise, or a number from {least:g} to {most:g}, such as 1.0"
+        raise UserError(f"noise_multiplier is {safe_repr(noise_multiplier)}; pass {allowed}")
+    if not (is_number(per_round) and 0 < per_round <= num_clients):
+        raise UserError(
+            f"per_round is {safe_repr(per_round)}; pass the expected number of clients of a round, of the {num_clients}"
+        )
+    if sampling not in get_args(Sampling):
+        raise UserError(f"sampling is {safe_repr(sampling)}; pass one of {', '.join(get_args(Sampling))}")
+    if sampling == "fixed" and not is_whole(per_round):
+        raise UserError(f"per_round is {per_round}; sampling='fixed' needs a whole number")
+
+
 def epsilon(
     noise_multiplier: float,
     num_clients: int,
@@ -39,10 +64,20 @@ def epsilon(
             sum then moves by up to twice the bound.
 
     Raises:
-        UserError: δ is out of range, or the package dp-accounting is missing.
+        UserError: an argument is out of range, or the package dp-accounting is missing.
     """
     if not (is_number(delta) and 0 < delta < 1):
         raise UserError(f"delta is {safe_repr(delta)}; pass a number between 0 and 1, below one over the clients")
+    num_clients = as_whole(num_clients, "num_clients")
+    rounds = as_whole(rounds, "rounds", MOST_ROUNDS, least=0)
+    check_sampling(noise_multiplier, num_clients, per_round, sampling)
+    return _epsilon(float(noise_multiplier), num_clients, float(per_round), rounds, float(delta), sampling)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(
+    noise_multiplier: float, num_clients: int, per_round: float, rounds: int, delta: float, sampling: Sampling
+) -> float:
     if rounds == 0:
         return 0.0
     if noise_multiplier == 0:
@@ -59,17 +94,20 @@ def epsilon(
         event = dp_accounting.PoissonSampledDpEvent(per_round / num_clients, noise)
     else:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        noise = dp_accounting.GaussianDpEvent(noise_multiplier / 2)  # over a sensitivity of twice the bound
+        noise_multiplier /= 2  # over a sensitivity of twice the bound
+        noise = dp_accounting.GaussianDpEvent(noise_multiplier)
         event = dp_accounting.SampledWithoutReplacementDpEvent(num_clients, int(per_round), noise)
     accountant = RdpAccountant(neighboring_relation=relation)
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which only makes ε larger
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)  # it warns of each order that it leaves out, which only makes ε larger
     try:
-        accountant.compose(event, rounds)
-        return float(accountant.get_epsilon(delta))
+        with np.errstate(all="ignore"):  # −∞ is the logarithm of 0
+            accountant.compose(event, rounds)
+            unsampled = dp_accounting.get_epsilon_gaussian(noise_multiplier / sqrt(rounds), delta)
+            return float(min(accountant.get_epsilon(delta), unsampled))
     finally:
-        log.setLevel(level)
+        absl.setLevel(level)
 
 
 def rounds_within(
@@ -81,7 +119,13 @@ def rounds_within(
     delta: float,
     sampling: Sampling = "poisson",
 ) -> int:
-    """Return how many of these rounds a budget of ε allows; the other arguments are those of `epsilon`."""
+    """Return how many of these rounds a budget of ε allows; the other arguments are those of `epsilon`.
+
+    Raises:
+        UserError: as `epsilon`, or the budget is not a finite number above 0.
+    """
+    _check_budget(max_epsilon)
+    rounds = as_whole(rounds, "rounds", MOST_ROUNDS, least=0)
 
     def spent(count: int) -> float:
         return epsilon(noise_multiplier, num_clients, per_round, count, delta, sampling)
@@ -99,16 +143,42 @@ def noise_for(
 ) -> float:
     """Return the least noise multiplier, to four digits, with which all of these rounds keep within a budget of ε.
 
-    The other arguments are those of `epsilon`.
+    The other arguments are those of `epsilon`. Logs a warning where the budget is so small that the accountant sees no
+    gain from the draw of clients.
+
+    Raises:
+        UserError: as `epsilon`, or the budget is not a finite number above 0, or no noise keeps it.
     """
+    _check_budget(max_epsilon)
+    least, most = NOISE
 
     def within(noise_multiplier: float) -> bool:
+        if noise_multiplier < least:
+            return False
         return epsilon(noise_multiplier, num_clients, per_round, rounds, delta, sampling) <= max_epsilon
 
     low, high = 0.0, 1.0
     while not within(high):
         low, high = high, 2 * high
+        if high > most:
+            raise UserError(
+                f"max_epsilon is {max_epsilon:g}, and with a noise multiplier of {low:g} these rounds spend more; pass "
+                "a larger one, or fewer rounds"
+            )
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if within(middle) else (middle, high)
+    spent, of_all = (epsilon(high, num_clients, each, rounds, delta, sampling) for each in (per_round, num_clients))
+    if spent == of_all and per_round < num_clients and max_epsilon < 1:  # a large ε gains nothing from the draw
+        log.warning(
+            "max_epsilon=%g is below what the accountant can reach for a draw of clients, so it counts all of them in "
+            "each round: the noise multiplier %.5g is larger than necessary",
+            max_epsilon,
+            high,
+        )
     return ceil(high * 1e4) / 1e4
+
+
+def _check_budget(max_epsilon: float) -> None:
+    if not (is_number(max_epsilon) and max_epsilon > 0):
+        raise UserError(f"max_epsilon is {safe_repr(max_epsilon)}; pass a finite number above 0, such as 2.0")

@@ -12,10 +12,12 @@ where updates were rounded in transport.
 
 The noise is a function of the secret seed, the plan, and the sums: a round that is run again with the same result
 releases the same numbers, and one with another result gets independent noise. With noise of the round alone, the
-difference of the two would be free of it.
+difference of the two would be free of it. Sums are whole numbers, which have no order of addition: the same updates
+give the same sums, whoever arrives first, and in whatever order an update names its tensors.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from math import isfinite
 
@@ -23,9 +25,10 @@ import torch
 from torch import Tensor
 
 from sharding.modules.wrappers import key
-from sharding.rng import generator
-from sharding.rounds.aggregation.aggregate import Average
+from sharding.rng import generator, seed_of
+from sharding.rounds.aggregation.aggregate import Average, Outcome
 from sharding.rounds.failures import Failure, Kind
+from sharding.rounds.norms import norm_of
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.shard import Update
@@ -40,43 +43,51 @@ class PrivateAverage(Average):
         parameters: the model's, by name; buffers that are sent whole are not averaged.
 
     Attributes:
-        sums: of the clipped changes so far, float64, by ``<layer>.<part>`` and by the names of what is sent whole. They
-            are secret.
+        sums: of the clipped changes so far, in units of `unit`, int64, by ``<layer>.<part>`` and by the names of what
+            is sent whole. They are secret.
+        unit: B N/2⁶², with N clients that may take part, so that no sum overflows.
     """
 
     def __init__(self, plan: Plan, privacy: Gaussian, parameters: Collection[str]) -> None:
         super().__init__(plan, dict.fromkeys(plan, 1.0))
-        self._privacy = privacy
+        self._privacy, self._release = privacy, ""
+        self._levels = 2.0**62 / len(privacy.keep_ratios)
+        self.unit = privacy.clipping_norm / self._levels
         self.sums: dict[str, Tensor] = {}
         for layer, spectrum in plan.spectra.items():
             if layer not in plan.fixed:
                 for part, side in (("u", spectrum.u), ("v", spectrum.v)):
-                    self.sums[key(layer, part)] = torch.zeros_like(side, dtype=torch.float64)
+                    self.sums[key(layer, part)] = torch.zeros_like(side, dtype=torch.int64)
         for name, sent in plan.whole.items():
             if name in parameters and name not in plan.fixed:
-                self.sums[name] = torch.zeros_like(sent, dtype=torch.float64)
+                self.sums[name] = torch.zeros_like(sent, dtype=torch.int64)
+
+    def finish(self) -> tuple[dict[str, Tensor], Outcome]:
+        """Return the noisy pseudo-gradient and what became of the updates, as `Average.finish`."""
+        delta, outcome = super().finish()
+        return delta, replace(outcome, release=self._release)
 
     def _count(self, client: Client, update: Update) -> None:
-        """Clip a client's change, and add it to the sums."""
+        """Clip a client's change, round it towards zero, and add it to the sums."""
         changes = self._changes_of(update)
-        norm = float(sum(change.square().sum() for change in changes.values())) ** 0.5
-        if not isfinite(norm):
+        if not isfinite(norm := float(norm_of(changes))):
             self._rejected[client] = Failure(Kind.NOT_FINITE, "its change is too long to be clipped")
             return
-        scale = 1.0 if norm <= (bound := self._privacy.clipping_norm) else bound / norm
+        longest = max(norm, self._privacy.clipping_norm)
         spectra = self._plan.spectra
         columns = {layer: spectra[layer].columns(terms.indices) for layer, terms in update.terms.items()}
         for name, change in changes.items():
+            counted = change.div_(longest).mul_(self._levels).long()
             if name in update.whole:
-                self.sums[name].add_(change, alpha=scale)
+                self.sums[name].add_(counted)
             else:
-                self.sums[name].index_add_(1, columns[name.rpartition(".")[0]], change, alpha=scale)
+                self.sums[name].index_add_(1, columns[name.rpartition(".")[0]], counted)
 
     def _changes_of(self, update: Update) -> dict[str, Tensor]:
         """Return the change of all that is summed, float64, from what the server has."""
         returned, plan = update.trained(), self._plan
         if update.changes:
-            return {name: returned[name].double() for name in returned if name in self.sums}
+            return {name: returned[name].to(torch.float64, copy=True) for name in returned if name in self.sums}
         before: dict[str, Tensor] = dict(plan.whole)
         for layer, terms in update.terms.items():
             before[key(layer, "u")], before[key(layer, "v")] = plan.spectra[layer].cut(terms.indices)
@@ -86,6 +97,7 @@ class PrivateAverage(Average):
     def _changes(self) -> Iterator[tuple[str, Tensor]]:
         """Add the noise, and yield the name and Δ of every tensor that clients train, in its type."""
         digest = self._digest()
+        self._release = f"{seed_of(self._privacy.seed, 'release', self._plan.id, digest):016x}"
         means = {name: self._noisy(name, digest) / self._privacy.per_round for name in list(self.sums)}
         for name, sent in self._plan.whole.items():
             if name in means:
@@ -97,7 +109,7 @@ class PrivateAverage(Average):
 
     def _noisy(self, name: str, digest: str) -> Tensor:
         """Return a sum with noise, and forget the sum."""
-        sums = self.sums.pop(name)
+        sums = self.sums.pop(name).double() * self.unit
         deviation = self._privacy.noise_multiplier * self._privacy.clipping_norm
         rng = generator(self._privacy.seed, "noise", self._plan.id, digest, name, str(deviation))
         return sums + deviation * torch.from_numpy(rng.standard_normal(tuple(sums.shape))).to(sums.device)

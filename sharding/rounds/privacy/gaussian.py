@@ -9,13 +9,12 @@ all other coordinates.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import get_args
 
 from sharding.errors import UserError, join_first, safe_repr
 from sharding.rounds.plan import Client
 from sharding.rounds.planner import checked_ratios
-from sharding.rounds.privacy.accountant import Sampling, epsilon
-from sharding.validation import is_number
+from sharding.rounds.privacy.accountant import Sampling, check_sampling, epsilon
+from sharding.validation import as_seed, is_number
 
 
 def secret_seed() -> int:
@@ -52,21 +51,10 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep_ratios", checked_ratios(self.keep_ratios))
-        for name, value, valid in (
-            ("clipping_norm", self.clipping_norm, lambda number: number > 0),
-            ("noise_multiplier", self.noise_multiplier, lambda number: number >= 0),
-        ):
-            if not (is_number(value) and valid(value)):
-                raise UserError(f"{name} is {safe_repr(value)}; pass a positive number, such as 1.0")
-        if not (is_number(self.per_round) and 0 < self.per_round <= len(self.keep_ratios)):
-            raise UserError(
-                f"per_round is {safe_repr(self.per_round)}; pass the expected number of clients of a round, of the "
-                f"{len(self.keep_ratios)} in keep_ratios"
-            )
-        if self.sampling not in get_args(Sampling):
-            raise UserError(f"sampling is {safe_repr(self.sampling)}; pass one of {', '.join(get_args(Sampling))}")
-        if self.sampling == "fixed" and self.per_round != int(self.per_round):
-            raise UserError(f"per_round is {self.per_round}; sampling='fixed' needs a whole number")
+        object.__setattr__(self, "seed", as_seed(self.seed))
+        if not (is_number(self.clipping_norm) and self.clipping_norm > 0):
+            raise UserError(f"clipping_norm is {safe_repr(self.clipping_norm)}; pass a positive number, such as 1.0")
+        check_sampling(self.noise_multiplier, len(self.keep_ratios), self.per_round, self.sampling)
 
     @property
     def expected(self) -> dict[float, float]:

@@ -137,8 +137,8 @@ class TableReport:
     def _progress(self) -> str:
         """Return how many runs finished, and the progress of the others."""
         runs = self.begun.drop_duplicates("name")
-        seconds = runs.seconds[runs.is_finished]
-        spent = f", {seconds.min():.0f} to {seconds.max():.0f} s of rounds each" if len(seconds) else ""
+        seconds = runs.seconds[runs.is_finished]  # without numbers where runs have privacy
+        spent = f", {seconds.min():.0f} to {seconds.max():.0f} s of rounds each" if seconds.notna().any() else ""
         lines = [f"{len(seconds)} of {len({cell.name for cell in self.cells})} runs are finished{spent}."]
         for run in runs[~runs.is_finished].itertuples():
             score = mean_and_spread(100 * runs.test_accuracy.loc[[run.Index]].dropna())
