@@ -127,7 +127,11 @@ class StepHook:
             if factor is not None:
                 rows = zip(ordered, factor, strict=True)
                 factors += [(part, row) for layer, row in rows for part in (layer.u, layer.v)]
-        pairs = [(part.grad, change) for part, change in decays if part.grad is not None and trains(part)]
+        pairs = [
+            (part.grad, -change if groups[id(part)].get("maximize") else change)
+            for part, change in decays
+            if part.grad is not None and trains(part)
+        ]
         _add(pairs, self._decay, optimizer)
         factors = [(part, distribute_like(factor, part, copies=True)) for part, factor in factors if trains(part)]
         if type(optimizer) is SGD:
