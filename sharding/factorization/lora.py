@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first
 from sharding.factorization.peft_check import Batch, check_loaded, check_outputs
+from sharding.factorization.save import make_folder
 from sharding.factorization.shardable import Patterns, aliases, matching
 from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
@@ -132,7 +133,7 @@ def export_lora(
     distributed = any(map(is_distributed, (*model.parameters(), *start.parameters())))
     if distributed and dist.get_rank() != 0:
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with TemporaryDirectory(dir=folder.parent) as draft:
         save_file(tensors, f"{draft}/{WEIGHTS}")
         Path(draft, CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -140,7 +141,7 @@ def export_lora(
             check_loaded(start, Path(draft), layers)
             if batch is not None:
                 check_outputs(model, start, Path(draft), batch)
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for name in (WEIGHTS, CONFIG):
             os.replace(f"{draft}/{name}", folder / name)
 

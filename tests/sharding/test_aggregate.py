@@ -223,6 +223,7 @@ def test_update_with_an_invalid_weight_is_rejected(round_one, weight):
     outcome = aggregate(model, plan, updates, NUM_SAMPLES | {"b": weight})
     assert outcome.accepted == ["a", "c", "d"]
     assert "not a finite number above 0" in outcome.rejected["b"].message
+    assert ("pass its .item()" in outcome.rejected["b"].message) == isinstance(weight, torch.Tensor)
     assert_equal(model, without.state_dict())
 
 
