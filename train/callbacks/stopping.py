@@ -1,8 +1,10 @@
 """Callbacks that end a run: it was asked to stop, or all updates are lost."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
+from sharding.rounds.failures import Kind
 from train.callbacks.callback import Callback, Plans
 from train.experiment.metrics import RoundMetrics
 from train.rundir.status import MAX_LOST, has_diverged
@@ -30,12 +32,15 @@ class LostRounds(Callback):
 
     def __init__(self, rounds: int, note: str = "metrics.jsonl says why", earlier: Iterable[RoundMetrics] = ()) -> None:
         self._rounds, self._note = rounds, note
-        self._lost = [metrics.is_lost for metrics in earlier]
+        self._lost: list[bool] = []
+        self._last_lost: RoundMetrics | None = None
+        for metrics in earlier:
+            self._count(metrics)
         self.diverged = len(self._lost) == rounds and has_diverged(self._lost, rounds)
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
         """Note whether the round was lost; return whether the run has diverged."""
-        self._lost.append(metrics.is_lost)
+        self._count(metrics)
         self.diverged = has_diverged(self._lost, self._rounds)
         return self.diverged
 
@@ -43,10 +48,23 @@ class LostRounds(Callback):
         """Raise a `DivergedError` if the last rounds were all lost."""
         if self.diverged:
             raise DivergedError(
-                f"no client's update could be used in {min(MAX_LOST, self._rounds)} rounds in a row; metrics.jsonl "
-                "gives the reasons under failures. If the training diverged, lower the learning rates or local.clip, "
-                "and run it again"
+                f"no client's update could be used in {min(MAX_LOST, self._rounds)} rounds in a row: {self.reason}; "
+                "metrics.jsonl has the reasons of all clients under failures"
             )
+
+    @property
+    def reason(self) -> str:
+        """Why most clients failed in the last lost round, and what to do if they diverged."""
+        assert self._last_lost is not None
+        kinds, reasons = self._last_lost.failed_by_kind, Counter(self._last_lost.failures.values())
+        if 2 * kinds.get(Kind.NOT_FINITE, 0) >= sum(kinds.values()):
+            return "the training diverged, so lower the learning rates or local.clip, and run it again"
+        return f"most failed with {reasons.most_common(1)[0][0]!r}"
+
+    def _count(self, metrics: RoundMetrics) -> None:
+        self._lost.append(metrics.is_lost)
+        if metrics.is_lost:
+            self._last_lost = metrics
 
     def close(self, failed: bool = False) -> None:
         """Warn of the rounds that were lost."""

@@ -30,7 +30,7 @@ REQUIRED = (  # numbers of each round
 )
 OPTIONAL = ("train_loss", "test_accuracy", "test_loss", "best_accuracy", "simulated_seconds")  # columns in any case
 NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
-DIVERGED = "it diverged: the last rounds had no usable update"
+DIVERGED = "the last rounds had no usable update"
 
 
 @dataclass(frozen=True)
