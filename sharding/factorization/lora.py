@@ -41,11 +41,13 @@ from sharding.modules.wrappers import (
     named_state,
     unwrap,
 )
+from sharding.validation import typed
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 KINDS = (FactorizedLinear, FactorizedTransposedLinear, FactorizedEmbedding, FactorizedConv)
 
 
+@typed
 def freeze_except_factors(model: nn.Module) -> nn.Module:
     """Freeze all parameters but u and v of the factorized layers, in place, and return the model.
 
@@ -60,6 +62,7 @@ def freeze_except_factors(model: nn.Module) -> nn.Module:
     return model
 
 
+@typed
 def export_lora(
     model: nn.Module,
     start: nn.Module,

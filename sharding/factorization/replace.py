@@ -24,8 +24,10 @@ from sharding.matrices.quantization import Format, check_format
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import copied, tensors
 from sharding.modules.wrappers import get_submodule, named_modules
+from sharding.validation import typed
 
 
+@typed
 def factorize(
     model: nn.Module,
     keep_ratio: KeepRatio,
@@ -132,6 +134,7 @@ def factorize_empty(
     return replace_modules(model, empty)
 
 
+@typed
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again.
 

@@ -24,11 +24,13 @@ from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
 from sharding.matrices.quantization import Format, format_of
 from sharding.modules.copies import check_has_values, fill, meta_copy
 from sharding.modules.wrappers import full_tensor, is_distributed, named_modules, named_state, unwrap
+from sharding.validation import typed
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
 
 
+@typed
 def save_factorized(model: nn.Module, folder: str | Path) -> None:
     """Write a factorized model to a folder, which is created if necessary.
 
@@ -80,6 +82,7 @@ def make_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be a folder: {error.strerror.lower()}; choose another one") from error
 
 
+@typed
 def load_factorized(folder: str | Path, model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
     """Load the factorized model from a folder that `save_factorized` wrote.
 

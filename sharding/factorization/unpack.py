@@ -11,10 +11,12 @@ from sharding.factorization.support import TO_REPLACE, ModelContext, check_suppo
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied
 from sharding.modules.wrappers import get_submodule, named_modules, rebuild_wrappers
+from sharding.validation import typed
 
 NESTED_TENSOR = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
 
 
+@typed
 def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Replace every `nn.MultiheadAttention` by one whose projections are layers, so that they can be sharded.
 
@@ -26,6 +28,7 @@ def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     return unpack(model, packed_attention(model, ()))
 
 
+@typed
 def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]], inplace: bool = False) -> nn.Module:
     """Replace fused linear layers by ones whose parts are layers; `merge` fuses them again.
 
@@ -106,5 +109,5 @@ def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> 
                 warnings.warn(
                     f"{where} still refers to a layer that was replaced, and would compute with its old weights; "
                     "keep layers in nn.ModuleList or nn.ModuleDict only",
-                    stacklevel=4,
+                    stacklevel=5,
                 )

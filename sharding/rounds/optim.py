@@ -18,6 +18,7 @@ one.
 
 from collections.abc import Callable, Hashable, Iterable
 from inspect import Parameter, signature
+from numbers import Real
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
@@ -28,7 +29,7 @@ from torch.optim import SGD, Optimizer
 from sharding.errors import UserError, safe_repr
 from sharding.layers import FactorizedLayer
 from sharding.modules.wrappers import distribute_like, full_tensor, is_distributed
-from sharding.validation import is_number
+from sharding.validation import is_number, typed
 
 DecayOf = Literal["bounded", "effective"]
 LARGE = 2**20  # numbers in a layer's factors: such a layer is computed alone, since a stack of several takes memory
@@ -39,6 +40,7 @@ def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
     return [module for module in model.modules() if isinstance(module, FactorizedLayer)]
 
 
+@typed
 def clip_and_decay(
     model: nn.Module, clip: float | None = 10.0, decay: float = 1e-4, decay_of: DecayOf = "bounded"
 ) -> "StepHook":
@@ -201,8 +203,10 @@ def decay_gradients(
 
 def check_clip(clip: float | None) -> None:
     """Raise a UserError if τ is below 1."""
-    if clip is not None and not clip >= 1:
-        raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use None for no clipping")
+    if clip is not None and not (isinstance(clip, Real) and clip >= 1):
+        raise UserError(
+            f"clip is {safe_repr(clip)}, but τ must be at least 1 (10 is the usual value); use None for no clipping"
+        )
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -39,6 +39,7 @@ from sharding.terms.designs import DESIGNS, fit, successive_design
 from sharding.terms.designs.design import Design
 from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio
 from sharding.transport.compression import COMPRESSIONS, EXACT
+from sharding.validation import typed
 
 Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
 
@@ -90,6 +91,7 @@ class ShardPlanner:
         check_clip(clip)
         self.clip = clip if self.strategy.clips and clip != inf else None
 
+    @typed
     def plan(
         self,
         model: nn.Module,
@@ -230,7 +232,7 @@ class ShardPlanner:
             warnings.warn(
                 f"no layer of this {type(unwrap(model)).__name__} is sharded: every client is sent the whole model, "
                 "whatever its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
-                stacklevel=3,
+                stacklevel=4,
             )
         return layers
 

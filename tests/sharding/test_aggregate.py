@@ -251,7 +251,7 @@ def test_average_with_an_invalid_argument_raises_and_changes_nothing(round_one, 
 
 def test_average_with_num_samples_as_a_list_raises(round_one):
     model, plan, updates = round_one
-    with pytest.raises(UserError, match="num_samples is a list; pass a mapping"):
+    with pytest.raises(UserError, match="num_samples is of type list; Mapping or None is needed"):
         aggregate(model, plan, updates, list(BUDGETS))
 
 
