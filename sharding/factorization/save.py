@@ -79,7 +79,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{folder} cannot be a folder: {error.strerror.lower()}; choose another one") from error
+        raise UserError(f"{folder} cannot be a folder: {error.strerror}; choose another one") from error
 
 
 @typed

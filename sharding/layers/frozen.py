@@ -186,4 +186,5 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 def call(function: type[torch.autograd.Function], *args: object) -> Any:
     """Apply a function that autograd knows, which has no types; `torch.jit.trace` sees its steps, not Python."""
-    return (function.forward if torch.jit.is_tracing() else function.apply)(*args)
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return (function.forward if tracing else function.apply)(*args)

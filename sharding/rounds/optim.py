@@ -18,7 +18,6 @@ one.
 
 from collections.abc import Callable, Hashable, Iterable
 from inspect import Parameter, signature
-from numbers import Real
 from typing import Any, Literal, get_args
 from weakref import WeakSet
 
@@ -201,9 +200,9 @@ def decay_gradients(
     return gradients
 
 
-def check_clip(clip: float | None) -> None:
+def check_clip(clip: object) -> None:
     """Raise a UserError if τ is below 1."""
-    if clip is not None and not (isinstance(clip, Real) and clip >= 1):
+    if clip is not None and not ((isinstance(clip, float) or is_number(clip)) and clip >= 1):
         raise UserError(
             f"clip is {safe_repr(clip)}, but τ must be at least 1 (10 is the usual value); use None for no clipping"
         )
