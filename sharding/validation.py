@@ -37,7 +37,7 @@ def typed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             allowed = kinds().get(name, ())
             of_one = (Iterable, Sequence) if isinstance(value, Tensor | str | bytes) else ()  # which is not several
             if allowed and not isinstance(value, tuple(kind for kind in allowed if kind not in of_one)):
-                found = f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+                found = f"a class, {value.__name__}," if isinstance(value, type) else f"of type {type(value).__name__}"
                 needed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
                 raise UserError(f"{function.__qualname__.removesuffix(INIT)}: {name} is {found}; {needed} is needed")
         return function(*args, **kwargs)

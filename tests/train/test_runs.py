@@ -371,6 +371,7 @@ def test_run_of_lost_rounds_raises_and_names_the_reason(tmp_path):
     assert "learning rate" not in str(lost.value)
 
 
+@pytest.mark.slow  # torch's compiler is imported
 def test_compile_without_a_compiler_ends_a_run_before_it_begins(tmp_path, monkeypatch):
     inductor = pytest.importorskip("torch._inductor.config")
     monkeypatch.setattr(inductor.cpp, "cxx", ("/nonexistent/g++",))
