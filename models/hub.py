@@ -1,6 +1,7 @@
 """Read what Hugging Face's packages keep in folders and on the hub, quietly, with errors of one line."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,3 +78,26 @@ def read_config(weights: str, what: str | None = None, **options: Any) -> Any:
 
     with reading(weights, what or f"weights={weights}"):
         return AutoConfig.from_pretrained(weights, trust_remote_code=False, **options)
+
+
+def is_url(path: str | Path) -> bool:
+    """Return whether it is a URL, such as https://… or hf://…, which `Path` would take for a folder."""
+    return re.match(r"[a-z0-9+]{2,}:/", str(path), re.IGNORECASE) is not None
+
+
+def refuse_url(path: str | Path, key: str) -> None:
+    """Refuse the URL of a file that has to be on this machine.
+
+    Raises:
+        UserError: it is one.
+    """
+    if is_url(path):
+        raise UserError(f"{key}={path} is a URL, which is not read; download it, and give the path of the copy")
+
+
+def reads_last(config: Any) -> bool:
+    """Return whether a classifier reads the last position, be it padding, as XLNet's does: texts are padded before it.
+
+    All others find the last token themselves, or read the first.
+    """
+    return getattr(config, "summary_type", None) == "last"

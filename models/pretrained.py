@@ -9,6 +9,7 @@ import logging
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from models.hub import read_config, reading
+from models.hub import read_config, reading, reads_last, refuse_url
 from sharding.errors import UserError, join_first
 from sharding.rounds.failures import one_line
 
@@ -37,11 +38,16 @@ class Transformer(nn.Module):
         super().__init__()
         self.model = model
         self.pad_token_id = pad_token_id
+        # Padding on the left moves the tokens, and XLM and Flaubert count positions from the left.
+        self._counts_tokens = reads_last(model.config) and "position_ids" in signature(model.forward).parameters
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids (batch, length) to logits (batch, classes) or (batch, length, vocabulary)."""
         mask = None if self.pad_token_id is None else (ids != self.pad_token_id).long()
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask).logits
+        positions: dict[str, Tensor] = {}
+        if mask is not None and self._counts_tokens:
+            positions["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+        logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **positions).logits
         return logits
 
 
@@ -224,6 +230,7 @@ def load_state(model: nn.Module, values: Mapping[str, Tensor], source: str) -> N
 
 
 def _read_tensors(path: Path) -> Mapping[str, Tensor]:
+    refuse_url(path, "weights")
     if path.suffix not in SUFFIXES:
         raise UserError(f"weights={path} is no file of weights; its name ends in one of {', '.join(SUFFIXES)}")
     try:

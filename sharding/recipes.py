@@ -10,16 +10,19 @@ from statistics import median_low
 from torch import nn
 from torch.optim import SGD
 
+from sharding.errors import UserError
 from sharding.factorization import factorize, merge
 from sharding.rounds.aggregation.iterate_average import iterate_average
 from sharding.rounds.plan import Client
-from sharding.rounds.planner import ShardPlanner
+from sharding.rounds.planner import ShardPlanner, checked_ratios
 from sharding.rounds.server import Server
+from sharding.validation import typed
 
 PUBLISHED_LR = 0.1
 TUNED_LR = 0.02
 
 
+@typed
 def published(model: nn.Module, seed: int = 0) -> Server:
     """Return a server of the published algorithm: the strategy `collective`, and the average as the new model.
 
@@ -32,6 +35,7 @@ def published(model: nn.Module, seed: int = 0) -> Server:
     return Server(model, ShardPlanner("collective", seed=seed, tail_format=None))
 
 
+@typed
 def tuned(model: nn.Module, keep_ratios: Mapping[Client, float], seed: int = 0) -> Server:
     """Return a server of our recipe: a low-rank start, `top_n`, Nesterov momentum, and an average of the models.
 
@@ -46,7 +50,9 @@ def tuned(model: nn.Module, keep_ratios: Mapping[Client, float], seed: int = 0) 
     Raises:
         UserError: as `factorize`.
     """
-    ratio = median_low(keep_ratios.values())
+    if not keep_ratios:
+        raise UserError("keep_ratios is empty; pass r of every client that may take part")
+    ratio = median_low(checked_ratios(keep_ratios).values())
     start = model if ratio == 1 else merge(factorize(model, ratio))
     optimizer = SGD(start.parameters(), lr=0.4, momentum=0.8, nesterov=True)
     return Server(start, ShardPlanner("top_n", seed=seed), optimizer, iterate_average(start))

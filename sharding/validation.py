@@ -1,14 +1,56 @@
-"""Check numbers and vectors."""
+"""Check arguments: their types, numbers and vectors."""
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
+from inspect import signature
 from math import isfinite
-from typing import Any, TypeGuard
+from types import UnionType
+from typing import Any, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from sharding.errors import UserError, safe_repr
 
 Vector = NDArray[np.float64]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+INIT = ".__init__"
+
+
+def typed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Check the types of a public function's arguments where it is called; numbers have checks of their own.
+
+    Raises:
+        UserError: at a call, an argument has none of the types that its annotation names.
+    """
+    parameters = signature(function)
+
+    @cache
+    def kinds() -> dict[str, tuple[type, ...]]:  # annotations can name what is defined later
+        return {name: _kinds(annotation) for name, annotation in get_type_hints(function).items()}
+
+    @wraps(function)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for name, value in parameters.bind(*args, **kwargs).arguments.items():
+            allowed = kinds().get(name, ())
+            of_one = (Iterable, Sequence) if isinstance(value, Tensor | str | bytes) else ()  # which is not several
+            if allowed and not isinstance(value, tuple(kind for kind in allowed if kind not in of_one)):
+                found = f"a class, {value.__name__}," if isinstance(value, type) else f"of type {type(value).__name__}"
+                needed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in allowed)
+                raise UserError(f"{function.__qualname__.removesuffix(INIT)}: {name} is {found}; {needed} is needed")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _kinds(annotation: Any) -> tuple[type, ...]:
+    """Return the classes that an annotation names; none if it names numbers or arrays, or anything is allowed."""
+    union = isinstance(annotation, UnionType) or get_origin(annotation) is Union
+    kinds = tuple(get_origin(part) or part for part in (get_args(annotation) if union else (annotation,)))
+    unchecked = (int, float, complex, np.ndarray, Any)
+    return kinds if all(isinstance(kind, type) and kind not in unchecked for kind in kinds) else ()
 
 
 def is_number(value: object) -> TypeGuard[float]:

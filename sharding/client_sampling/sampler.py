@@ -41,6 +41,10 @@ class Population:
     def __post_init__(self) -> None:
         for name in ("num_samples", "costs"):
             object.__setattr__(self, name, as_floats(getattr(self, name), name))
+        if not isinstance(self.profiles, Profiles | None):
+            raise UserError(
+                f"profiles is {safe_repr(self.profiles)}; pass Profiles(compute, communicate, bandwidth), or None"
+            )
 
     def check(self, num_clients: int) -> None:
         """Check that there is a valid size, cost and time for each of `num_clients` clients.
@@ -116,7 +120,9 @@ class Sampler:
         self.seed = as_seed(self.seed)
         n = self.num_clients = as_whole(self.num_clients, "num_clients")
         self.per_round = as_whole(self.per_round, "per_round", most=n)
-        self.population = self.population or Population(np.ones(n), np.ones(n))
+        self.population = Population(np.ones(n), np.ones(n)) if self.population is None else self.population
+        if not isinstance(self.population, Population):
+            raise UserError(f"population is {safe_repr(self.population)}; pass a Population, or None")
         self.population.check(n)
 
     @property

@@ -43,6 +43,8 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
         model.eval()
         for batch in batches:
             count += 1
+            if not isinstance(batch, Tensor | tuple | list | Mapping):
+                raise UserError(f"calibration has {safe_repr(batch)}; pass inputs of the model, or dicts of them")
             if isinstance(batch, Mapping):
                 model(**batch)
             else:

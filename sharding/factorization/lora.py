@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError, join_first
 from sharding.factorization.peft_check import Batch, check_loaded, check_outputs
+from sharding.factorization.save import make_folder
 from sharding.factorization.shardable import Patterns, aliases, matching
 from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
@@ -40,11 +41,13 @@ from sharding.modules.wrappers import (
     named_state,
     unwrap,
 )
+from sharding.validation import typed
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 KINDS = (FactorizedLinear, FactorizedTransposedLinear, FactorizedEmbedding, FactorizedConv)
 
 
+@typed
 def freeze_except_factors(model: nn.Module) -> nn.Module:
     """Freeze all parameters but u and v of the factorized layers, in place, and return the model.
 
@@ -59,6 +62,7 @@ def freeze_except_factors(model: nn.Module) -> nn.Module:
     return model
 
 
+@typed
 def export_lora(
     model: nn.Module,
     start: nn.Module,
@@ -132,7 +136,7 @@ def export_lora(
     distributed = any(map(is_distributed, (*model.parameters(), *start.parameters())))
     if distributed and dist.get_rank() != 0:
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with TemporaryDirectory(dir=folder.parent) as draft:
         save_file(tensors, f"{draft}/{WEIGHTS}")
         Path(draft, CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -140,7 +144,7 @@ def export_lora(
             check_loaded(start, Path(draft), layers)
             if batch is not None:
                 check_outputs(model, start, Path(draft), batch)
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for name in (WEIGHTS, CONFIG):
             os.replace(f"{draft}/{name}", folder / name)
 

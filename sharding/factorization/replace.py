@@ -25,8 +25,10 @@ from sharding.matrices.quantization import Format, check_format
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import copied, replace_modules, tensors
 from sharding.modules.wrappers import get_submodule
+from sharding.validation import typed
 
 
+@typed
 def factorize(
     model: nn.Module,
     keep_ratio: KeepRatio,
@@ -106,6 +108,7 @@ def factorize(
     return result
 
 
+@typed
 def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Undo `factorize`: replace factorized layers by dense ones with the same weights, and pack attention again.
 

@@ -143,7 +143,7 @@ def warn_if_little(report: FactorizationReport) -> None:
     how_much = f"only {report.coverage:.1%} of the parameters are" if covered else "nothing is"
     is_foreign = any(" " not in kind and kind.count(".") > 1 for kind in kinds[:1])
     hint = "; sharding.register_layer adds a class of layers" if is_foreign else ""
-    warnings.warn(f"{how_much} factorized; what stays dense: {listed}{hint}", CoverageWarning, stacklevel=3)
+    warnings.warn(f"{how_much} factorized; what stays dense: {listed}{hint}", CoverageWarning, stacklevel=4)
 
 
 def reasons(layers: SortedLayers, terms: Mapping[str, int | str], skip: tuple[Pattern, ...]) -> dict[str, str]:

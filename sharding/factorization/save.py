@@ -24,11 +24,13 @@ from sharding.layers.registry import factorize_empty
 from sharding.matrices.quantization import Format, format_of
 from sharding.modules.copies import check_has_values, fill, meta_copy
 from sharding.modules.wrappers import full_tensor, is_distributed, named_modules, named_state, unwrap
+from sharding.validation import typed
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "factorization.json"
 
 
+@typed
 def save_factorized(model: nn.Module, folder: str | Path) -> None:
     """Write a factorized model to a folder, which is created if necessary.
 
@@ -39,7 +41,7 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
 
     Raises:
         UserError: the folder already holds a model, or the model has extra state (`get_extra_state`) or a tensor of a
-            kind that safetensors lacks, or a factor that is computed, or a layer has a tail.
+            kind that safetensors lacks, or a factor that is computed, or a layer has a tail; or it cannot be a folder.
     """
     model, folder = unwrap(model), Path(folder)
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
@@ -61,13 +63,26 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     tensors = {name: full_tensor(slots[name].detach()).cpu().contiguous().clone() for name in names}
     if any(map(is_distributed, slots.values())) and dist.get_rank() != 0:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     save_file(tensors, folder / f"{TENSORS}.part")
     (folder / f"{CONFIG}.part").write_text(json.dumps(config, indent=1), encoding="utf-8")
     for name in (TENSORS, CONFIG):  # atomic
         os.replace(folder / f"{name}.part", folder / name)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those around it; it may be there.
+
+    Raises:
+        UserError: it, or one around it, is a file.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{folder} cannot be a folder: {error.strerror}; choose another one") from error
+
+
+@typed
 def load_factorized(folder: str | Path, model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
     """Load the factorized model from a folder that `save_factorized` wrote.
 

@@ -15,6 +15,7 @@ from sharding.errors import UserError, join_first
 from sharding.factorization.support import LAYERS, TO_LIST, Candidate, ModelContext, check_supported, find_sentence
 from sharding.layers import FactorizedLayer, is_affine, is_on_demand
 from sharding.modules.wrappers import get_submodule, named_modules, unwrap
+from sharding.validation import typed
 
 Pattern = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Patterns = Pattern | Iterable[Pattern]
@@ -60,6 +61,7 @@ def sort_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) ->
     return SortedLayers(shardable, skipped, {name: reason for name, reason in reasons.items() if reason is not None})
 
 
+@typed
 def shardable_layers(model: nn.Module, skip: Patterns = ENDS, also: Patterns = ()) -> dict[str, nn.Module]:
     """Return the affine layers to shard, by name, in order of registration.
 

@@ -10,10 +10,12 @@ from sharding.factorization.support import TO_REPLACE, ModelContext, check_suppo
 from sharding.layers import SplitLinear, UnpackedAttention
 from sharding.modules.copies import copied, replace_modules
 from sharding.modules.wrappers import get_submodule, named_modules
+from sharding.validation import typed
 
 NESTED_TENSOR = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
 
 
+@typed
 def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     """Replace every `nn.MultiheadAttention` by one whose projections are layers, so that they can be sharded.
 
@@ -25,6 +27,7 @@ def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     return unpack(model, packed_attention(model, ()))
 
 
+@typed
 def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]], inplace: bool = False) -> nn.Module:
     """Replace fused linear layers by ones whose parts are layers; `merge` fuses them again.
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from sharding.errors import UserError
+from sharding.errors import UserError, safe_repr
 from sharding.layers.computed import ComputesWeight, computed
 from sharding.layers.frozen import StoredMatrix
 from sharding.matrices.activations import Moment, weighted_terms
-from sharding.matrices.quantization import Format, empty_quantized, quantize
+from sharding.matrices.quantization import Format, check_format, empty_quantized, quantize
 from sharding.matrices.spectrum import compose, largest_terms
 from sharding.modules.wrappers import distribute_like, named_modules
+from sharding.validation import is_whole
 
 # Attributes that only the factorized layer has.
 DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")
@@ -86,6 +87,8 @@ class FactorizedLayer(ComputesWeight):
         if not isinstance(dense, self.made_from):
             kinds = " or ".join(kind.__name__ for kind in self.made_from)
             raise UserError(f"{type(self).__name__} is made from an nn.{kinds}, not a {type(dense).__name__}")
+        if residual_format is not None:
+            check_format(residual_format, "residual_format")
         if residual_format is not None and not self.adds_residual:
             raise UserError(f"a {type(self).__name__} has no residual, since its adds_residual is not True")
         carry_over(dense, self)
@@ -95,10 +98,12 @@ class FactorizedLayer(ComputesWeight):
         self.num_blocks = num_blocks(dense)
         rows, columns = weight.shape[0], weight.shape[1:].numel()
         rank = min(rows // self.num_blocks, columns)
-        if not 1 <= num_terms <= rank:
+        if not (is_whole(num_terms) and 1 <= num_terms <= rank):
             raise UserError(
-                f"num_terms is {num_terms}, but a matrix of {rows // self.num_blocks}×{columns} has 1 to {rank} terms"
+                f"num_terms is {safe_repr(num_terms)}, but a matrix of {rows // self.num_blocks}×{columns} has 1 to "
+                f"{rank} terms"
             )
+        num_terms = int(num_terms)
 
         def parameter(like: Tensor, *shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=weight.device, dtype=like.dtype), like.requires_grad)

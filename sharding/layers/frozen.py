@@ -185,5 +185,6 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def call(function: type[torch.autograd.Function], *args: object) -> Any:
-    """Apply a function that autograd knows, which has no types."""
-    return function.apply(*args)
+    """Apply a function that autograd knows, which has no types; `torch.jit.trace` sees its steps, not Python."""
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return (function.forward if tracing else function.apply)(*args)

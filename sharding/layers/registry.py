@@ -10,6 +10,7 @@ from sharding.layers.linear import FactorizedTransposedLinear, is_transposed_lin
 from sharding.matrices.quantization import Format
 from sharding.modules.copies import replace_modules
 from sharding.modules.wrappers import has_own_forward, named_modules
+from sharding.validation import typed
 
 _REGISTRY: dict[type[nn.Module], type[FactorizedLayer]] = {}
 _ON_DEMAND: set[type[nn.Module]] = set()
@@ -17,6 +18,7 @@ _ON_DEMAND: set[type[nn.Module]] = set()
 BEHAVIOR = ("__call__", "forward", "_conv_forward", "_output_padding", "weight")
 
 
+@typed
 def register_layer(
     dense_type: type[nn.Module], factorized_type: type[FactorizedLayer], on_demand: bool = False
 ) -> None:
@@ -28,9 +30,11 @@ def register_layer(
         on_demand: whether such layers stay dense unless `also=` matches them.
 
     Raises:
-        UserError: `factorized_type` is not a subclass of `FactorizedLayer`.
+        UserError: `factorized_type` is not a subclass of `FactorizedLayer`, or `dense_type` of `nn.Module`.
     """
-    if not (isinstance(factorized_type, type) and issubclass(factorized_type, FactorizedLayer)):
+    if not issubclass(dense_type, nn.Module):
+        raise UserError(f"{dense_type!r} is not a module; register a subclass of nn.Module")
+    if not issubclass(factorized_type, FactorizedLayer):
         raise UserError(
             f"{factorized_type!r} is not a FactorizedLayer; register a subclass of sharding.FactorizedLayer"
         )

@@ -67,11 +67,11 @@ def dequantize(stored: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     """Return the matrix (rows, columns) that `quantize` stored."""
     if stored.dim() == 2:
         return stored.to(dtype)
-    scales, integers = stored[..., :SCALE].contiguous().view(torch.bfloat16), stored[..., SCALE:]
+    scales, integers = torch.view_copy(stored[..., :SCALE], torch.bfloat16), stored[..., SCALE:]  # can be traced
     if integers.shape[-1] < GROUP:
         values = torch.cat([integers & 15, integers >> 4], dim=-1).to(dtype).sub_(8)
     else:
-        values = integers.view(torch.int8).to(dtype)
+        values = torch.view_copy(integers, torch.int8).to(dtype)
     return values.mul_(scales.to(dtype)).flatten(1)[:, :columns]
 
 

@@ -150,5 +150,5 @@ def _warn_of_references(model: nn.Module, replaced: Mapping[int, nn.Module]) -> 
                 warnings.warn(
                     f"{where} still refers to a layer that was replaced, and would compute with its old weights; "
                     "keep layers in nn.ModuleList or nn.ModuleDict only",
-                    stacklevel=4,
+                    stacklevel=5,
                 )

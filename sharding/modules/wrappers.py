@@ -30,14 +30,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 @cache
-def _inner_name_of(kind: Any) -> str | None:
+def _inner_name_of(kind: type[nn.Module]) -> str | None:
     """Return what wrappers of a class call the module in them; None for the class of other modules."""
     return next((WRAPPERS[each.__name__] for each in kind.__mro__ if each.__name__ in WRAPPERS), None)
 
 
 def _inner_name(module: nn.Module) -> str | None:
     """Return what a wrapper calls the module in it; None for other modules."""
-    name = _inner_name_of(type(module))
+    name = _inner_name_of(cast(Any, type(module)))
     return None if name is None or module._modules.get(name) is None else name
 
 

@@ -33,12 +33,13 @@ from sharding.rounds.failures import hint_at
 from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import DecayOf, can_be_fused, check_optimizer, clip_and_decay
 from sharding.rounds.shard import Shard, Update
-from sharding.validation import is_number
+from sharding.validation import is_number, typed
 
 Batch = tuple[Tensor, Tensor] | Mapping[str, Tensor]
 AnyBatch = TypeVar("AnyBatch")
 
 
+@typed
 @torch.inference_mode(False)  # with gradients, also in a callback that runs without
 def train_shard(
     model: nn.Module,
@@ -122,6 +123,8 @@ def train_model(
 
 
 def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    if not isinstance(batch, Mapping | tuple | list) or (len(batch) < 2 and not isinstance(batch, Mapping)):
+        raise UserError(f"a batch is {safe_repr(batch)}; pass pairs (inputs, targets), or dicts of keyword arguments")
     inputs = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch[0]
     if isinstance(inputs, Tensor) and inputs.shape[:1] == (0,):  # its loss is NaN, and its gradients are zero
         raise UserError("a batch has no samples; a client without data has nothing to train, so leave it out")
@@ -142,6 +145,7 @@ def _loss_of(model: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Te
     return value
 
 
+@typed
 @torch.inference_mode(False)  # the result can train, in whatever mode it is made
 @torch.no_grad()
 def client_model(model: nn.Module, shard: Shard, copy: bool = True, frozen: Frozen | None = None) -> nn.Module:

@@ -28,7 +28,7 @@ from torch.optim import SGD, Optimizer
 from sharding.errors import UserError, safe_repr
 from sharding.layers import FactorizedLayer
 from sharding.modules.wrappers import distribute_like, full_tensor, is_distributed
-from sharding.validation import is_number
+from sharding.validation import is_number, typed
 
 DecayOf = Literal["bounded", "effective"]
 LARGE = 2**20  # numbers in a layer's factors: such a layer is computed alone, since a stack of several takes memory
@@ -39,6 +39,7 @@ def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
     return [module for module in model.modules() if isinstance(module, FactorizedLayer)]
 
 
+@typed
 def clip_and_decay(
     model: nn.Module, clip: float | None = 10.0, decay: float = 1e-4, decay_of: DecayOf = "bounded"
 ) -> "StepHook":
@@ -127,7 +128,11 @@ class StepHook:
             if factor is not None:
                 rows = zip(ordered, factor, strict=True)
                 factors += [(part, row) for layer, row in rows for part in (layer.u, layer.v)]
-        pairs = [(part.grad, change) for part, change in decays if part.grad is not None and trains(part)]
+        pairs = [
+            (part.grad, -change if groups[id(part)].get("maximize") else change)
+            for part, change in decays
+            if part.grad is not None and trains(part)
+        ]
         _add(pairs, self._decay, optimizer)
         factors = [(part, distribute_like(factor, part, copies=True)) for part, factor in factors if trains(part)]
         if type(optimizer) is SGD:
@@ -195,10 +200,12 @@ def decay_gradients(
     return gradients
 
 
-def check_clip(clip: float | None) -> None:
+def check_clip(clip: object) -> None:
     """Raise a UserError if τ is below 1."""
-    if clip is not None and not clip >= 1:
-        raise UserError(f"clip is {clip}, but τ must be at least 1 (10 is the usual value); use None for no clipping")
+    if clip is not None and not ((isinstance(clip, float) or is_number(clip)) and clip >= 1):
+        raise UserError(
+            f"clip is {safe_repr(clip)}, but τ must be at least 1 (10 is the usual value); use None for no clipping"
+        )
 
 
 def check_optimizer(optimizer: Any) -> None:

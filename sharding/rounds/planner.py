@@ -40,7 +40,7 @@ from sharding.terms.designs import DESIGNS, successive_design
 from sharding.terms.designs.design import Design
 from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio, num_terms
 from sharding.transport.compression import COMPRESSIONS, EXACT
-from sharding.validation import as_round, as_seed
+from sharding.validation import as_round, as_seed, typed
 
 Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
 
@@ -93,6 +93,7 @@ class ShardPlanner:
         check_clip(clip)
         self.clip = clip if self.strategy.clips and clip != inf else None
 
+    @typed
     def plan(
         self,
         model: nn.Module,
@@ -234,7 +235,7 @@ class ShardPlanner:
             warnings.warn(
                 f"no layer of this {type(unwrap(model)).__name__} is sharded: every client is sent the whole model, "
                 "whatever its keep ratio; the report of `factorize(model, 0.1)` says what stays whole",
-                stacklevel=3,
+                stacklevel=4,
             )
         return layers
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from sharding.errors import UserError, join_first
+from sharding.errors import UserError, join_first, safe_repr
 from sharding.matrices.values import as_real, computable, find_nonfinite
 from sharding.modules.state import is_statistic, is_variance
 from sharding.modules.wrappers import (
@@ -45,7 +45,7 @@ from sharding.rounds.planner import ShardPlanner
 from sharding.rounds.privacy.average import PrivateAverage
 from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.shard import Shard, Update
-from sharding.validation import is_number
+from sharding.validation import is_number, typed
 
 
 class Server:
@@ -87,6 +87,7 @@ class Server:
             `ShardPlanner.checked_layers`.
     """
 
+    @typed
     def __init__(
         self,
         model: nn.Module,
@@ -98,6 +99,8 @@ class Server:
     ) -> None:
         self.model, self.planner, self.averaged, self.guards = model, planner, averaged, guards
         self.privacy = privacy
+        if other := [guard for guard in guards if not isinstance(guard, Guard)]:
+            raise UserError(f"guards has {safe_repr(other[0])}; pass a list of guards, such as [NormBound(5)]")
         if privacy is not None:
             _check_private(model, guards)
         parameters = dict(named_parameters(model))
@@ -143,14 +146,15 @@ class Server:
         Raises:
             UserError: a client of `keep_ratios` is not in `num_samples`.
         """
-        if num_samples is not None and (missing := [client for client in keep_ratios if client not in num_samples]):
-            raise UserError(f"num_samples lacks {join_first(missing)}; give the samples of every client of keep_ratios")
         plan = self.plan(keep_ratios, round)
+        if isinstance(num_samples, Mapping) and (missing := [client for client in plan if client not in num_samples]):
+            raise UserError(f"num_samples lacks {join_first(missing)}; give the samples of every client of keep_ratios")
         average = self.average(plan, num_samples)
         for client, shard in plan.shards():
             average.add(client, train(client, shard))
         return self.step(average)
 
+    @typed
     def plan(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
         """Draw the terms of each of these clients, from the layers that were sharded when the server was made.
 
@@ -165,6 +169,7 @@ class Server:
         self.privacy.check(keep_ratios)
         return self.planner.plan(self.model, keep_ratios, round, self.layers, self.privacy.expected)
 
+    @typed
     def plan_evaluation(self, keep_ratios: Mapping[Client, float], round: int) -> Plan:
         """Give each of these clients the largest terms of `result` that it can afford, to evaluate them.
 
@@ -175,6 +180,7 @@ class Server:
             planner = ShardPlanner("top_n", compression=planner.compression, tail_format=planner.tail_format)
         return planner.plan(self.result, keep_ratios, round, {name: modules[name] for name in self.layers})
 
+    @typed
     def average(
         self, plan: Plan, num_samples: Mapping[Client, float] | None = None, total: float | None = None
     ) -> Average:
@@ -187,7 +193,7 @@ class Server:
             total: of all samples that might have counted, where clients were sampled; see `Average`.
 
         Raises:
-            UserError: num_samples is not a mapping, or is given with privacy, or total is not a finite number above 0.
+            UserError: num_samples is given with privacy, or total is not a finite number above 0.
         """
         if self.privacy is not None:
             if num_samples is not None or total is not None:
@@ -195,14 +201,13 @@ class Server:
             return PrivateAverage(plan, self.privacy, self._names.values())
         if num_samples is None:
             num_samples = dict.fromkeys(plan, 1.0)
-        if not isinstance(num_samples, Mapping):
-            raise UserError(f"num_samples is a {type(num_samples).__name__}; pass a mapping from client to samples")
         if total is not None and not (is_number(total) and total > 0):
             raise UserError(f"total is {total!r}; pass a finite number above 0")
         if total is None and plan and not any(client in num_samples for client in plan):
-            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=2)
+            warnings.warn("num_samples has no client of the plan, so no update counts", stacklevel=3)
         return self._average(plan, num_samples, total)
 
+    @typed
     def average_as_reported(self, plan: Plan) -> Average:
         """Return an empty average as `average`, to which each update brings its weight: see `Average.add`.
 
@@ -216,6 +221,7 @@ class Server:
     def _average(self, plan: Plan, weights: Mapping[Client, float] | None, total: float | None) -> Average:
         return GuardedAverage(plan, weights, total, self.guards) if self.guards else Average(plan, weights, total)
 
+    @typed
     @torch.no_grad()
     def step(self, average: Average) -> Outcome:
         """Take the optimizer's step by the average's pseudo-gradient; return which clients were averaged in.
@@ -285,6 +291,7 @@ class Server:
             state |= {f"average/{name}": value for name, value in self.averaged.state_dict().items()}
         return state
 
+    @typed
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Resume from what `state_dict` returned. The optimizer gets its learning rate from there, as in torch.
 

@@ -19,7 +19,7 @@ from sharding.terms.inclusion import (
     schatten_inclusion,
     successive_inclusion,
 )
-from sharding.validation import Vector, as_floats, check_probabilities, is_number
+from sharding.validation import Vector, as_floats, check_probabilities, is_number, typed
 
 # PriSM draws in proportion to λᵏ. λ below this share of the largest is raised to it, since λ⁴ would underflow.
 PRISM_FLOOR = 1e-7
@@ -103,6 +103,9 @@ class Strategy:
     nested: bool = False
     rescales: bool = False
     keep_ratio: float | None = None
+
+
+Strategy.__init__ = typed(Strategy.__init__)  # type: ignore[method-assign]
 
 
 def top_n(layer: LayerContext) -> Allocation:

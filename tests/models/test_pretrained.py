@@ -77,6 +77,21 @@ def test_positions_of_a_roberta_begin_after_its_padding(tmp_path):
         make(input_shape=(11,))
 
 
+@pytest.mark.parametrize("kind", ["XLNet", "XLM", "Flaubert"])
+def test_padding_before_a_text_changes_nothing_where_the_last_position_is_read(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "summary_type": "last", "pad_token_id": 0, "pad_index": 0}
+    sizes |= {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 24} if kind == "XLNet" else {}
+    sizes |= {"emb_dim": 16, "n_layers": 1, "n_heads": 2} if kind != "XLNet" else {}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    getattr(transformers, f"{kind}ForSequenceClassification")(config).save_pretrained(tmp_path)
+    model, text = load("transformers", tmp_path, (6,), 2), torch.tensor([[7, 9, 8]])
+    expected = model(text)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(model(torch.cat([torch.zeros_like(text), text], 1)), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_xlnet_reads_texts_of_any_length(tmp_path):
     transformers = pytest.importorskip("transformers")
     transformers.XLNetConfig(vocab_size=30, d_model=16, n_layer=1, n_head=2, d_inner=24).save_pretrained(tmp_path)
@@ -224,6 +239,7 @@ def test_weights_of_another_model_or_file_raise_one_line(tmp_path):
         (tmp_path / "none.safetensors", "cannot be read"),
         (tmp_path / "weights.csv", "is no file of weights; its name ends in one of .safetensors"),
         (tmp_path / "list.pt", "holds a list, not named tensors"),
+        ("hf://a/b/c.safetensors", "weights=hf://?a/b/c.safetensors is a URL, which is not read; download it"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             load("mlp", path, (8,), 4)

@@ -223,6 +223,7 @@ def test_update_with_an_invalid_weight_is_rejected(round_one, weight):
     outcome = aggregate(model, plan, updates, NUM_SAMPLES | {"b": weight})
     assert outcome.accepted == ["a", "c", "d"]
     assert "not a finite number above 0" in outcome.rejected["b"].message
+    assert ("pass its .item()" in outcome.rejected["b"].message) == isinstance(weight, torch.Tensor)
     assert_equal(model, without.state_dict())
 
 
@@ -250,7 +251,7 @@ def test_average_with_an_invalid_argument_raises_and_changes_nothing(round_one, 
 
 def test_average_with_num_samples_as_a_list_raises(round_one):
     model, plan, updates = round_one
-    with pytest.raises(UserError, match="num_samples is a list; pass a mapping"):
+    with pytest.raises(UserError, match="num_samples is of type list; Mapping or None is needed"):
         aggregate(model, plan, updates, list(BUDGETS))
 
 

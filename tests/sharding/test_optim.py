@@ -2,6 +2,7 @@
 
 import pickle
 from copy import deepcopy
+from inspect import signature
 from itertools import pairwise
 from math import exp
 
@@ -175,6 +176,28 @@ def test_clip_and_decay_with_any_optimizer_equals_autograd_and_clipped_steps(mak
             for part, old in zip((twin.u, twin.v), before, strict=True):
                 part.copy_(old + factor * (part - old))
     torch.testing.assert_close(layer.state_dict(), twin.state_dict(), rtol=1e-10, atol=1e-12)
+
+
+MAXIMIZERS = [
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and {"maximize", "weight_decay"} <= signature(kind).parameters.keys()
+]
+
+
+@pytest.mark.parametrize("kind", MAXIMIZERS)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_decay_goes_the_way_of_torchs_weight_decay(kind, maximize):
+    layer = FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 1)  # of one term: both decays shrink u and v
+    twin = deepcopy(layer)
+    optimizer = kind(layer.parameters(), maximize=maximize)
+    optimizer.register_step_pre_hook(clip_and_decay(layer, decay=0.1))
+    reference = kind(twin.parameters(), maximize=maximize, weight_decay=0.1)
+    for each, steps in ((layer, optimizer), (twin, reference)):
+        before = each.u.norm()
+        each(torch.ones(1, 5)).mul(0).sum().backward()
+        steps.step()
+        assert each.u.norm() < before
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)

@@ -1,6 +1,7 @@
 """Models and factors that other tools have changed: accelerate's hooks, quantization, pruning, parametrizations."""
 
 from copy import deepcopy
+from typing import get_args
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from sharding import (
     merge,
     save_factorized,
 )
+from sharding.matrices.quantization import Format
 
 pytestmark = pytest.mark.filterwarnings("ignore:only .* are factorized")
 
@@ -175,3 +177,17 @@ def test_opacus_step_with_per_sample_gradients_trains_the_factors():
     optimizer.step()
     nn.functional.cross_entropy(before(x), y).backward()
     torch.testing.assert_close(small[2].u, before[2].u - before[2].u.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("residual_format", [None, *get_args(Format)])
+def test_a_traced_model_computes_what_the_model_does(residual_format):
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=2), nn.ConvTranspose2d(8, 8, 3)
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 16), nn.Linear(16, 4))
+    small = factorize(model, 0.25, residual_format=residual_format).eval()
+    traced = torch.jit.trace(small, torch.randn(1, 3, 4, 4))
+    x = torch.randn(5, 3, 4, 4, requires_grad=True)
+    torch.testing.assert_close(traced(x), small(x), rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(each(x).square().sum(), x)[0] for each in (traced, small)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

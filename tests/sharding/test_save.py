@@ -100,6 +100,14 @@ def test_load_and_save_with_an_unsuitable_folder_raise(net, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="holds no factorized model"):
         load_factorized(tmp_path, net)
+    (tmp_path / "file").write_text("mine")
+    small = factorize(plain(), 0.25)
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(UserError, match=r"cannot be a folder: .*; choose another one"):
+            save_factorized(make_small(net), folder)
+        with pytest.raises(UserError, match=r"cannot be a folder: .*; choose another one"):
+            export_lora(small, small, folder)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 INVALID = [  # a structure or some of its entries, and the message

@@ -113,7 +113,8 @@ def test_report_of_an_unfinished_run_warns(runs, tmp_path):
 
 def test_report_of_a_diverged_run_warns(runs, tmp_path):
     copied(runs / "a", tmp_path, num_aggregated=0, num_failed=4)
-    assert '<p class="warn">' + f"{tmp_path / 'a'} has 2 of 2 rounds: it diverged" in page_of(tmp_path)
+    warning = f"{tmp_path / 'a'} has 2 of 2 rounds: the last rounds had no usable update"
+    assert f'<p class="warn">{warning}' in page_of(tmp_path)
 
 
 def test_report_of_a_run_stopped_early_has_the_reason(runs, tmp_path):

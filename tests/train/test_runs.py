@@ -16,6 +16,7 @@ from train import load_model
 from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
 from train.engines import ENGINES, Engine
+from train.engines.sequential import check_compiler
 from train.experiment.assembly import assemble, assign_keep_ratios, find_engine
 from train.experiment.evaluation import evaluate
 from train.report.frame import read_runs
@@ -353,7 +354,7 @@ def test_rounds_that_overflow_are_lost_and_end_the_run(tmp_path):
         models.append([tensor.clone() for tensor in experiment.model.state_dict().values()])
 
     run_rounds(experiment, 0, [EachRound(record), lost])
-    with pytest.raises(DivergedError, match=r"could be used in 5 rounds in a row; .* lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"could be used in 5 rounds in a row: .* lower the learning rate"):
         lost.raise_if_diverged()
     assert len(lines) == 5
     for line in lines:
@@ -362,9 +363,23 @@ def test_rounds_that_overflow_are_lost_and_end_the_run(tmp_path):
         assert all(torch.equal(one, other) for one, other in zip(models[0], model, strict=True))
 
 
-def test_run_of_lost_rounds_raises_diverged(tmp_path):
-    with pytest.raises(DivergedError, match="in 2 rounds in a row"):
+def test_run_of_lost_rounds_raises_and_names_the_reason(tmp_path):
+    with pytest.raises(
+        DivergedError, match="in 2 rounds in a row: most failed with 'nothing returned'; metrics"
+    ) as lost:
         tampered(tmp_path, lambda plan, pairs: [], "rounds=2")
+    assert "learning rate" not in str(lost.value)
+
+
+@pytest.mark.slow  # torch's compiler is imported
+def test_compile_without_a_compiler_ends_a_run_before_it_begins(tmp_path, monkeypatch):
+    inductor = pytest.importorskip("torch._inductor.config")
+    monkeypatch.setattr(inductor.cpp, "cxx", ("/nonexistent/g++",))
+    check_compiler.cache_clear()
+    config = tiny(tmp_path / "run", "device=cpu", "local.compile=true")
+    with pytest.raises(UserError, match=r"local\.compile=true needs .*: install it, or set local\.compile=false"):
+        run(config)
+    assert not config.directory.exists()
 
 
 @pytest.mark.parametrize(("rounds", "after"), [(2, 2), (8, 6)])

@@ -120,6 +120,14 @@ def test_wandb_groups_seeds_by_grid_point(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("tag", ["''", "' '", "a" * 65])
+def test_wandb_tag_that_is_none_is_refused(tmp_path, tag):
+    pytest.importorskip("wandb")
+    config = tiny(tmp_path, "tracker={name: wandb, mode: offline}", f"tracker.tags=[mine, {tag}]")
+    with pytest.raises(UserError, match=r"tracker\.tags has '.*'; W&B takes tags of 1 to 64 characters"):
+        open_trackers(config)
+
+
 def test_wandb_errors_do_not_stop_the_run(tmp_path, monkeypatch, caplog):
     wandb = pytest.importorskip("wandb")
 

@@ -23,6 +23,9 @@ from train.config.unread import refuse_unread
         (["strategy=dense", "init=as_built"], "strategy=dense; "),
         (["strategy=unbiased", "tail=int8"], "strategy=unbiased; remove it, or use it with strategy=top_n"),
         (["strategy=top_n", "local.clip=3"], "strategy=top_n; "),
+        *((["strategy=dense", f"{key}"], "strategy=dense; ") for key in ("skip=[]", "local.decay=1")),
+        (["strategy=dense", "local.decay_of=effective"], "strategy=dense; remove it, or use it with strategy=top_n, "),
+        (["local.decay=0", "local.decay_of=effective"], "local.decay=0; remove it"),
         (["local.steps=2", "local.epochs=3"], "local.steps=2; remove one of them"),
     ],
 )

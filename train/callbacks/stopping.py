@@ -1,8 +1,10 @@
 """Callbacks that end a run: it was asked to stop, or all updates are lost."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
+from sharding.rounds.failures import Kind
 from train.callbacks.callback import Callback, Plans
 from train.experiment.metrics import RoundMetrics
 from train.rundir.status import MAX_LOST, has_diverged
@@ -37,12 +39,15 @@ class LostRounds(Callback):
         earlier: Iterable[RoundMetrics] = (),
     ) -> None:
         self._rounds, self._note = rounds, note
-        self._lost = [metrics.is_lost for metrics in earlier]
+        self._lost: list[bool] = []
+        self._last_lost: RoundMetrics | None = None
+        for metrics in earlier:
+            self._count(metrics)
         self.diverged = len(self._lost) == rounds and has_diverged(self._lost, rounds)
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
         """Note whether the round was lost; return whether the run has diverged."""
-        self._lost.append(metrics.is_lost)
+        self._count(metrics)
         self.diverged = has_diverged(self._lost, self._rounds)
         return self.diverged
 
@@ -50,10 +55,25 @@ class LostRounds(Callback):
         """Raise a `DivergedError` if the last rounds were all lost."""
         if self.diverged:
             raise DivergedError(
-                f"no client's update could be used in {min(MAX_LOST, self._rounds)} rounds in a row; metrics.jsonl "
-                "(with privacy, the log) gives the reasons. If the training diverged, lower the learning rates or "
-                "local.clip, and run it again"
+                f"no client's update could be used in {min(MAX_LOST, self._rounds)} rounds in a row: {self.reason}"
             )
+
+    @property
+    def reason(self) -> str:
+        """Why most clients failed in the last lost round, and what to do if they diverged."""
+        assert self._last_lost is not None
+        kinds, failures = self._last_lost.failed_by_kind, self._last_lost.failures
+        if kinds is None or failures is None:  # with privacy
+            return "the log has the reasons"
+        told = "metrics.jsonl has the reasons of all clients under failures"
+        if 2 * kinds.get(Kind.NOT_FINITE, 0) >= sum(kinds.values()):
+            return f"the training diverged, so lower the learning rates or local.clip, and run it again; {told}"
+        return f"most failed with {Counter(failures.values()).most_common(1)[0][0]!r}; {told}"
+
+    def _count(self, metrics: RoundMetrics) -> None:
+        self._lost.append(metrics.is_lost)
+        if metrics.is_lost:
+            self._last_lost = metrics
 
     def close(self, failed: bool = False) -> None:
         """Warn of the rounds that were lost."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 import numpy as np
 import wandb
 
-from sharding.errors import UserError
+from sharding.errors import UserError, safe_repr
 from sharding.validation import is_number
 from train.callbacks.callback import Callback, Plans
 from train.config.naming import settings_in_name
@@ -71,6 +71,8 @@ class WandbRun(Callback):
         if self._state.exists() and not state:
             log.warning("%s cannot be read; W&B gets a new run that starts with this round", self._state)
         self._id, self._num_logged = state.get("id") or uuid4().hex[:12], int(state.get("rounds", 0))
+        if wrong := [tag for tag in tags if not 0 < len(tag.strip()) <= LONGEST_TAG]:
+            raise UserError(f"tracker.tags has {safe_repr(wrong[0])}; W&B takes tags of 1 to {LONGEST_TAG} characters")
         settings = settings_in_name(config)
         settings_tags = [word[:LONGEST_TAG] for word in settings.split(",") if word]
         try:

@@ -77,15 +77,16 @@ def _allowed(loc: tuple[int | str, ...], config: type[Section]) -> str:
 
 def _meant(key: str, config: type[Section]) -> str:
     """Return `` (did you mean 'x'?)`` for the closest key; keys with the same last part come first."""
-    keys = [*_keys(config), *OPTIONS]
+    keys = [*keys_of(config), *OPTIONS]
     last = [other.rpartition(".")[2] for other in keys]
     similar = get_close_matches(key.rpartition(".")[2], set(last), cutoff=0.85)
     candidates = [other for other, word in zip(keys, last, strict=True) if word in similar]
     return suggest(key, candidates, cutoff=0) if candidates else suggest(key, keys)
 
 
-def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+def keys_of(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section and of those within."""
     for name in section.model_fields:
         yield prefix + name
         if (inner := section_of(section, name)) is not None:
-            yield from _keys(inner, f"{prefix}{name}.")
+            yield from keys_of(inner, f"{prefix}{name}.")

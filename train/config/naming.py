@@ -36,7 +36,7 @@ def describe(config: Config, overrides: Iterable[str]) -> str:
     no other key has its name. If all that is longer than 60 characters: the first keys, and a hash of all.
     """
     first: dict[str, str] = {}
-    for key in _keys(config):
+    for key in keys_and_options(config):
         first.setdefault(_last(key), key)
     unnamed = NON_EXPERIMENT_KEYS | {"name", "strategy"}  # in a directory's name anyway
     pairs = sorted(dict(override.split("=", 1) for override in overrides).items())
@@ -57,13 +57,13 @@ def settings_in_name(config: Config) -> str:
     return ",".join(match[1] for match in (shared, run) if match)
 
 
-def _keys(section: Section, prefix: str = "") -> Iterator[str]:
+def keys_and_options(section: Section, prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a section, set or not, with all options of its parts; its own before those within."""
     fields, options = type(section).model_fields, section.parameters if isinstance(section, Part) else ()
     yield from (prefix + key for key in (*fields, *options))
     for key in fields:
         if isinstance(inner := getattr(section, key), Section):
-            yield from _keys(inner, f"{prefix}{key}.")
+            yield from keys_and_options(inner, f"{prefix}{key}.")
 
 
 def _last(key: str) -> str:

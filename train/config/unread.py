@@ -30,6 +30,8 @@ def refuse_unread(configs: Sequence[Config], overrides: Iterable[str]) -> None:
             continue
         if key == "local.epochs":
             raise UserError(f"{override} does nothing where local.steps={parts[0].local.steps}; remove one of them")
+        if key == "local.decay_of" and not parts[0].local.decay:
+            raise UserError(f"{override} does nothing where local.decay=0; remove it")
         names = [name for name in STRATEGIES if reads(parts[0].model_copy(update={"strategy": name}))]
         raise UserError(
             f"{override} does nothing where strategy={parts[0].strategy}; remove it, or use it with strategy="
@@ -54,9 +56,12 @@ def _clips(config: Config) -> bool:
     return config.local.clip == inf or (weighted and strategy.clips)
 
 
+def _has_terms(config: Config) -> bool:
+    return get_strategy(config.strategy).allocate is not None
+
+
 def _chooses_size(config: Config) -> bool:
-    strategy = get_strategy(config.strategy)
-    return strategy.allocate is not None and strategy.keep_ratio is None
+    return _has_terms(config) and get_strategy(config.strategy).keep_ratio is None
 
 
 READERS: dict[str, Callable[[Config], bool]] = {  # whether a run reads a key
@@ -64,6 +69,9 @@ READERS: dict[str, Callable[[Config], bool]] = {  # whether a run reads a key
     "keep_ratio": _chooses_size,
     "init": _chooses_size,
     "tail": lambda config: config.tail is None or get_strategy(config.strategy).nested,
+    "skip": _has_terms,
     "local.clip": _clips,
+    "local.decay": lambda config: config.local.decay == 0 or _has_terms(config),
+    "local.decay_of": lambda config: config.local.decay > 0 and _has_terms(config),
     "local.epochs": lambda config: config.local.steps is None,
 }

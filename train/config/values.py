@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from models.hub import is_url
+
 LONGEST_NAME = 255  # bytes of a file's name, on nearly all file systems
 LONGEST_PATH = 4000
 
@@ -91,6 +93,8 @@ def check_path(value: object) -> Path:
         raise PydanticCustomError("path", "a path is needed; put it in quotes if YAML reads it as another type")
     if not str(value).isprintable():
         raise PydanticCustomError("path", "a path without control characters is needed")
+    if is_url(value):
+        raise PydanticCustomError("path", "a path is needed, not a URL; give that of a copy on this machine")
     longest = max((len(part.encode()) for part in Path(value).parts), default=0)
     if longest > LONGEST_NAME or len(str(value).encode()) > LONGEST_PATH:
         raise PydanticCustomError("path", f"a shorter path is needed: names of at most {LONGEST_NAME} bytes")

@@ -72,7 +72,7 @@ class Dataset:
         coarse: (num_classes,) the superclass of each class, where the data has such.
         class_names: (num_classes,) where the classes have names.
         client_names: of `natural`, where the clients have names.
-        pad_token_id: id that fills the end of a row of token ids, if there is one; a model masks it.
+        pad_token_id: id that fills up a row of token ids, if there is one; a model masks it.
         remarks: how the samples differ from the official ones; shown with every result.
     """
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from models.hub import read_config
+from models.hub import read_config, reads_last
 from sharding.errors import UserError, join_first
 from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize, unchanged
 from train.data.images import Shape, decode, shape_of
@@ -103,7 +103,7 @@ def load_files(
         assert tokenizer is not None  # checked above
         config = None if weights is None else read_config(weights)
         num_ids = None if config is None else getattr(config.get_text_config(), "vocab_size", None)
-        reader = Tokenizer(tokenizer, max_length, num_ids)
+        reader = Tokenizer(tokenizer, max_length, num_ids, None if config is None else reads_last(config))
         if task == "causal_lm":
             dataset = _blocks(splits, text, clients, reader)
         else:
@@ -216,6 +216,8 @@ def _classes(
     Raises:
         UserError: a row has none of the classes, a class is named twice, or `classes` has another order than `labels`.
     """
+    if classes == ():
+        raise UserError("data.classes is empty; name the classes, or leave it out")
     if repeated := [name for name, count in Counter(map(str, classes or ())).items() if count > 1]:
         raise UserError(f"data.classes names {join_first(repeated)} more than once; name each class once")
     values = {name: rows.names(label) for name, rows in splits.items()}

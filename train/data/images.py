@@ -3,6 +3,7 @@
 Hugging Face's parquet layout has one row per image: a struct with the encoded file, and an integer label.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,7 @@ from train.data.dataset import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
 Shape = tuple[int, int, int]  # (channels, height, width)
+DARK = 2**14  # cameras write 12 or 14 bits into 16
 CHUNK = 500  # images a thread decodes at a time
 ORIENTATION, SIDEWAYS = 0x0112, 5  # a tag of EXIF, and the first of its values for which width is height
 TURNED = (
@@ -33,6 +35,9 @@ TURNED = (
     "TRANSVERSE",
     "ROTATE_90",
 )
+
+
+log = logging.getLogger(__name__)
 
 
 class Images(NamedTuple):
@@ -200,7 +205,8 @@ def decode(
 ) -> Tensor:
     """Decode image files into a uint8 tensor (images, channels, height, width).
 
-    Photos are turned upright, and of 16 bits the upper 8 are kept. The sizes that the files state are checked before
+    Photos are turned upright, of 16 bits the upper 8 are kept, and of several pages the first; warnings tell of later
+    pages, and of images with 12 of 16 bits. The sizes that the files state are checked before
     their pixels are decoded: a small file may hold a huge image.
 
     Args:
@@ -219,6 +225,8 @@ def decode(
         formats = (first.format or "",)  # naming the format halves the time: no guessing
 
     channels, height, width = shape
+    several: list[int] = []  # images with more than one page
+    brightest: list[int] = []  # largest values of the images of 16 bits
 
     def opened(file: bytes) -> Image.Image:
         try:
@@ -231,10 +239,21 @@ def decode(
         for row, file in enumerate(encoded[start : start + CHUNK], start):
             with reading(place(row)), opened(file) as image:
                 parts.append(_pixels(image, mode, (width, height), resize))
+                if getattr(image, "is_animated", False) and image.format != "MPO":  # of a phone, with a preview
+                    several.append(row)
+                if image.mode.startswith("I;16"):
+                    brightest.append(int(np.asarray(image).max()))
         return b"".join(parts)
 
     with ThreadPoolExecutor(THREADS) as pool:
         raw = bytearray().join(pool.map(pixels, range(0, len(encoded), CHUNK)))
+    if several:
+        log.warning("%s: of its pages the first is used, as in all %d such images", place(min(several)), len(several))
+    if brightest and max(brightest) < DARK:
+        log.warning(
+            "the images of 16 bits have values up to %d, of which %d grays are left; stretch them to 65535",
+            *(max(brightest), 1 + (max(brightest) >> 8)),
+        )
     images = np.frombuffer(raw, dtype=np.uint8).reshape(-1, height, width, channels)
     # A copy in any case: the strides of one channel, which kernels are chosen by, must not depend on how it was read.
     return torch.from_numpy(images).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)

@@ -21,6 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from models.hub import refuse_url
 from sharding.errors import UserError, join_first, safe_repr
 from sharding.rounds.failures import one_line
 from train.data.images import is_image
@@ -165,9 +166,13 @@ def find_files(option: str, patterns: str | Sequence[str], root: Path) -> list[P
         root: what they are relative to.
 
     Raises:
-        UserError: none matches.
+        UserError: none matches, or there is no pattern.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
+    if not patterns or not all(patterns):
+        raise UserError(f"data.{option} is empty; give paths or globs of its files, or leave it out")
+    for pattern in patterns:
+        refuse_url(pattern, f"data.{option}")
     paths = [path for pattern in patterns for path in _matches(option, root / Path(pattern).expanduser())]
     if len(paths) > 1 and any(path.is_dir() for path in paths):
         raise UserError(f"data.{option}={join_first(patterns)} must be one folder of images, or files")

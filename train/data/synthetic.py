@@ -31,7 +31,8 @@ def load_synthetic(
     """Draw the samples; `natural` has the indices of each client's.
 
     Args:
-        alpha: α, how unlike the clients' models are.
+        alpha: α, how unlike the clients' models are, as published. It adds one number to all of a client's logits, and
+            so changes no class.
         beta: β, how unlike their inputs are.
         clients: number of clients.
         samples: of all clients together, those for testing included.

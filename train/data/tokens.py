@@ -23,13 +23,14 @@ class Tokenizer:
         name: folder or hub id.
         max_length: of a row of ids.
         num_ids: that the model can read, if it is known.
+        pads_left: whether rows are padded on the left; by default, on the tokenizer's side.
 
     Raises:
         ImportError: `transformers` is missing.
         UserError: the tokenizer cannot be loaded, has no id for padding, or reads shorter rows only.
     """
 
-    def __init__(self, name: str, max_length: int, num_ids: int | None = None) -> None:
+    def __init__(self, name: str, max_length: int, num_ids: int | None = None, pads_left: bool | None = None) -> None:
         try:
             from transformers import AutoTokenizer  # noqa: PLC0415 - an extra
         except ImportError as error:
@@ -44,13 +45,14 @@ class Tokenizer:
             raise UserError(f"data.tokenizer={safe_repr(name)} has no padding token; add one to its special tokens")
         self.pad_token_id: int = self._eos if pad is None else pad
         self.max_length, self._num_ids = max_length, inf if num_ids is None else num_ids
+        self._pads_left = self._tokenizer.padding_side == "left" if pads_left is None else pads_left
 
     def __len__(self) -> int:
         """Return the largest id and one: some ids may be left out."""
         return 1 + max(self._tokenizer.get_vocab().values())
 
     def padded(self, texts: Sequence[str]) -> Tensor:
-        """Return the ids of texts, cut and padded on the right: int64 (texts, max_length).
+        """Return the ids of texts, cut and padded: int64 (texts, max_length).
 
         Raises:
             UserError: the model does not know an id.
@@ -58,7 +60,7 @@ class Tokenizer:
         ids = self._encode(texts, truncation=True, max_length=self.max_length)
         rows = np.full((len(ids), self.max_length), self.pad_token_id)
         for row, text in zip(rows, ids, strict=True):
-            row[: len(text)] = text
+            row[self.max_length - len(text) if self._pads_left else 0 :][: len(text)] = text
         return torch.from_numpy(rows)
 
     def packed(self, texts: Sequence[str], clients: Partition) -> tuple[Split, Partition]:

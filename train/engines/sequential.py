@@ -4,11 +4,15 @@ Shards are copied into the resident model, so memory does not grow with the numb
 """
 
 from copy import deepcopy
+from functools import cache
+from secrets import randbits
 
+import torch
 from torch import Tensor, nn
 
-from sharding import Plan, Shard, client_model
+from sharding import Plan, Shard, UserError, client_model
 from sharding.modules.checkpointing import checkpoint_blocks
+from sharding.rounds.failures import one_line
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies, Reply
@@ -64,6 +68,23 @@ def resident_model(job: Job, shard: Shard) -> nn.Module:
     if job.local.compile:  # at the first full batch; dropout draws what it draws without
         model.compile(dynamic=False, options={"fallback_random": True})
     return model
+
+
+@cache
+def check_compiler(device: torch.device) -> None:
+    """Check that `torch.compile` works on this machine, which each client would miss in the same way.
+
+    Raises:
+        UserError: it does not, as where g++ is missing.
+    """
+    number = randbits(32)  # compiled by no earlier process
+    try:
+        torch.compile(lambda x: x * number)(torch.ones(2, device=device))
+    except Exception as error:
+        raise UserError(
+            f"local.compile=true needs a compiler that works, such as g++: install it, or set local.compile=false "
+            f"({one_line(error)})"
+        ) from error
 
 
 def unsent_buffers(model: nn.Module) -> list[UnsentBuffer]:

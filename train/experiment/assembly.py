@@ -29,6 +29,7 @@ from train.data.shares import Shares
 from train.engines import ENGINES, Engine, Job
 from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
+from train.engines.sequential import check_compiler
 from train.experiment.budget import sampling_of, spent_epsilon
 from train.experiment.experiment import Experiment
 from train.utils.stages import set_stage
@@ -68,6 +69,9 @@ def simulate_clients(config: Config) -> Clients:
     """Read the configured dataset and distribute it among clients on this machine."""
     engine = find_engine(config)
     device = find_device(config.device)
+    if config.local.compile:
+        set_stage("trying the compiler")
+        check_compiler(device)
     set_stage(f"reading {config.data.name}")
     dataset = read_dataset(config).to(device)
     set_stage(f"distributing {config.data.name} among {config.clients.count} clients")

@@ -33,7 +33,7 @@ OPTIONAL = (  # columns in any case
     *("num_aggregated", "num_failed", "seconds"),  # secrets of a run with privacy
 )
 NOT_NUMBERS = ("run", "stopped", "failures", "failed_by_kind")
-DIVERGED = "it diverged: the last rounds had no usable update"
+DIVERGED = "the last rounds had no usable update"
 
 
 @dataclass(frozen=True)

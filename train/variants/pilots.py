@@ -162,7 +162,7 @@ def run_pilot(
     finally:
         copy.close()
     if lost.diverged:
-        raise DivergedError(f"no client's update could be used in {which}: lower local.optimizer.lr or local.clip")
+        raise DivergedError(f"no client's update could be used in {which}: {lost.reason}")
     return pilot, losses
 
 

@@ -85,7 +85,7 @@ class Average:
         self._weights = {client: float(w) for client in plan if _is_positive(w := weights.get(client))}
         self._claimed = sum(self._weights.values())
         self._rejected = {
-            client: Failure(Kind.FAILED, f"its weight is {weights[client]!r}, not a finite number above 0")
+            client: Failure(Kind.FAILED, _no_weight(weights[client]))
             for client in plan
             if client in weights and client not in self._weights
         }
@@ -120,7 +120,7 @@ class Average:
                 if _is_positive(weight):
                     self._weights[client] = float(weight)
                 else:
-                    update = Failure(Kind.MALFORMED, f"its weight is {safe_repr(weight)}, not a finite number above 0")
+                    update = Failure(Kind.MALFORMED, _no_weight(weight))
             failure = update if isinstance(update, Failure) else find_misfit(self._plan.template(client), update)
             if isinstance(update, Update) and failure is None:
                 self._fitting.append(client)
@@ -171,6 +171,11 @@ class Average:
             yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
         else:
             yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
+
+
+def _no_weight(value: object) -> str:
+    remedy = "; pass its .item()" if isinstance(value, Tensor) else ""
+    return f"its weight is {safe_repr(value)}, not a finite number above 0{remedy}"
 
 
 def _is_positive(value: object) -> TypeGuard[float]:

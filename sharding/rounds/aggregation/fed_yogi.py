@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from sharding.errors import UserError
 from sharding.matrices.values import as_real
+from sharding.validation import is_number, typed
 
 
 class FedYogi(Optimizer):
@@ -28,6 +29,7 @@ class FedYogi(Optimizer):
     Source: Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (arXiv 2003.00295), Algorithm 2.
     """
 
+    @typed
     def __init__(
         self,
         params: Iterable[Tensor],
@@ -35,7 +37,8 @@ class FedYogi(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         tau: float = 1e-3,
     ) -> None:
-        if not (lr > 0 and tau > 0 and all(0 <= beta < 1 for beta in betas)):
+        numbers = len(betas) == 2 and all(map(is_number, (lr, tau, *betas)))
+        if not (numbers and lr > 0 and tau > 0 and all(0 <= beta < 1 for beta in betas)):
             raise UserError(f"lr={lr!r}, betas={betas!r}, tau={tau!r}; choose lr and tau above 0 and betas in [0, 1)")
         super().__init__(params, {"lr": lr, "betas": betas, "tau": tau})
 

@@ -17,10 +17,12 @@ from torch.optim.swa_utils import AveragedModel
 from sharding.factorization.support import TO_REPLACE, check_supported
 from sharding.modules.copies import copied
 from sharding.modules.wrappers import unwrap
+from sharding.validation import typed
 
 ETA = 8
 
 
+@typed
 def iterate_average(model: nn.Module) -> AveragedModel:
     """Return an average of a model's parameters: call `update_parameters(model)` each round, and use its `module`.
 

@@ -9,7 +9,7 @@ from sharding.terms.designs.brewer import Brewer
 from sharding.terms.designs.conditional_poisson import fit_cps
 from sharding.terms.designs.design import Design, Fit
 from sharding.terms.designs.minimum_support import fit_minimum_support
-from sharding.validation import as_whole
+from sharding.validation import as_whole, typed
 
 DESIGNS: dict[str, Fit] = {
     "cps": fit_cps,
@@ -34,6 +34,7 @@ def fit(inclusion: ArrayLike, design: str = "cps") -> Design:
     return Design.fit(inclusion, lookup(DESIGNS, design, "design"))
 
 
+@typed
 def draw_terms(
     inclusion: ArrayLike,
     design: str = "cps",

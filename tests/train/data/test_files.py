@@ -211,6 +211,19 @@ def test_files_with_ids_that_the_model_lacks_raise_before_training(tmp_path, loa
         load(weights=str(tmp_path / "net"))
 
 
+def test_texts_are_padded_where_the_model_does_not_read(tmp_path, load, tokenizer):
+    write(tmp_path / "train.csv", [("a", "x"), ("b c d", "y")])
+    right, left = [CLS, A, SEP, PAD], [PAD, CLS, A, SEP]
+    transformers.BertConfig(vocab_size=len(WORDS)).save_pretrained(tmp_path / "bert")
+    transformers.XLNetConfig(vocab_size=len(WORDS)).save_pretrained(tmp_path / "xlnet")
+    for side in ("right", "left"):
+        transformers.AutoTokenizer.from_pretrained(tokenizer, padding_side=side).save_pretrained(tokenizer)
+        for net, row in ((None, left if side == "left" else right), ("bert", right), ("xlnet", left)):
+            weights = None if net is None else str(tmp_path / net)
+            data = load(test="train.csv", weights=weights)
+            assert data.train.inputs.tolist() == [row, [CLS, B, C, SEP]], (side, net)
+
+
 def test_files_with_one_class_are_warned_of(tmp_path, load, caplog):
     write(tmp_path / "train.csv", [("a", "x"), ("b", "x")])
     load(test="train.csv")
@@ -329,6 +342,19 @@ def draw(path: Path, value: int, size: tuple[int, int] = (4, 4), mode: str = "RG
     Image.new(mode, size, value if mode == "L" else (value, 0, 0)).save(path)
 
 
+def test_images_that_lose_pages_or_grays_are_told_of(tmp_path, load, caplog):
+    from PIL import Image
+
+    (tmp_path / "train/x").mkdir(parents=True)
+    values = np.array([[0, 4095], [255, 256]], dtype=np.uint16)
+    page = Image.fromarray(values)
+    page.save(tmp_path / "train/x/a.tif", save_all=True, append_images=[page])
+    data = load(train="train", test="train")
+    assert data.train.inputs.tolist() == [[[[0, 15], [0, 1]]]]
+    assert f"{tmp_path / 'train/x/a.tif'}: of its pages the first is used, as in all 1 such images" in caplog.text
+    assert "16 bits have values up to 4095, of which 16 grays are left; stretch them to 65535" in caplog.text
+
+
 def test_image_folder_has_a_class_for_each_subfolder(tmp_path, load):
     for name, value in (("train/dog/a.png", 1), ("train/cat/deep/b.png", 2), ("test/dog/c.png", 3)):
         draw(tmp_path / name, value)
@@ -444,6 +470,9 @@ GOOD = "text,label\na,x\nb,y\n"
         (GOOD, {"tokenizer": None}, "needs data.tokenizer="),
         (GOOD, {"train": "no*.csv"}, "no file .*no\\*.csv; set data.train"),
         (GOOD, {"train": None, "test": None}, "needs data.train"),
+        *((GOOD, {key: value}, f"data.{key} is empty; give paths") for key in ("train", "test") for value in ("", ())),
+        (GOOD, {"classes": ()}, "data.classes is empty; name the classes"),
+        (GOOD, {"test": "https://a.org/b.csv"}, "data.test=https://a.org/b.csv is a URL, which is not read; download"),
         (GOOD, {"test": None}, "either data.test=… or data.test_fraction"),
         (GOOD, {"test": None, "test_fraction": 1.5}, "data.test_fraction=1.5"),
         (GOOD, {"test_fraction": 0.2}, "data.test=… and data.test_fraction=… are both set; set one of them to null"),
