@@ -47,7 +47,7 @@ def joined(header: object, body: bytes = b"") -> bytes:
 def files():
     """Valid files of any tensors, and files of any header."""
     named = st.dictionaries(st.sampled_from(NAMES), TENSORS, max_size=6)
-    whole = st.fixed_dictionaries({part: TENSORS for part in PARTS[:-1]})
+    whole = st.fixed_dictionaries(dict.fromkeys(PARTS[:-1], TENSORS))
     metadata = st.fixed_dictionaries({"shard": TEXTS}, optional={"residual": st.text(max_size=3)})
     entry = st.fixed_dictionaries(
         {"dtype": st.sampled_from(["F32", "I64", "?"]), "shape": SHAPES, "data_offsets": st.just([0, 0]) | VALUES}

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import ShardPlanner, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
-from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, read, tiny, wait_until
+from tests.train.runs import QUICKSTART, REPOSITORY, assert_same, read, tiny, wait_until
 from train import engines as engines_module
 from train.engines import ENGINES, ProcessesEngine, processes
 from train.engines.engine import Reply
