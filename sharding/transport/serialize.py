@@ -16,7 +16,7 @@ Named = Mapping[str, Tensor]
 Metadata = Mapping[str, str]
 
 LONGEST_HEADER = 2**22  # bytes, enough for 30,000 tensors; more would take long to read
-MOST_DIMENSIONS, LONGEST_SIDE = 8, 2**40  # of a shape from another machine
+MOST_DIMENSIONS, LONGEST_SIDE = 64, 2**40  # of a shape from another machine; torch allows no more dimensions
 TYPES = {  # in the order of a file: by decreasing alignment, then in the format's order
     torch.uint64: "U64",
     torch.int64: "I64",
