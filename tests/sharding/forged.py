@@ -28,14 +28,21 @@ NAMES = [
     "layers/a",
     *(f"{kind}{name}" for kind in ("frozen/", "scales/") for name in PARTS),
 ]
-TENSORS = st.builds(
-    lambda shape, dtype: torch.ones(shape).to(dtype), st.lists(st.integers(0, 2), max_size=3), st.sampled_from(TYPES)
-)
+
+
+def tensors(types=TYPES):
+    """Tensors of at most three dimensions, also empty ones."""
+    sides = st.lists(st.integers(0, 2), max_size=3)
+    return st.builds(lambda shape, dtype: torch.ones(shape).to(dtype), sides, st.sampled_from(types))
+
+
+FLOATS, INDICES = tensors([torch.float32]), tensors([torch.int64, torch.int32])
 FIELDS = st.fixed_dictionaries(
     {"keep_ratio": st.just(0.5) | VALUES, "plan": st.just("0-0") | VALUES},
     optional={key: st.sampled_from(["int8", "bfloat16"]) | VALUES for key in ("wire", "diff", "residual", "clip")},
 )
-TEXTS = FIELDS.map(json.dumps) | VALUES.map(json.dumps) | st.just("[" * 100_000)
+PLAIN = json.dumps({"keep_ratio": 0.5, "plan": "0-0"})
+TEXTS = st.just(PLAIN) | FIELDS.map(json.dumps) | VALUES.map(json.dumps) | st.just("[" * 100_000)
 
 
 def joined(header: object, body: bytes = b"") -> bytes:
@@ -46,13 +53,15 @@ def joined(header: object, body: bytes = b"") -> bytes:
 
 def files():
     """Valid files of any tensors, and files of any header."""
-    named = st.dictionaries(st.sampled_from(NAMES), TENSORS, max_size=6)
-    whole = st.fixed_dictionaries(dict.fromkeys(PARTS[:-1], TENSORS))
+    named = st.dictionaries(st.sampled_from(NAMES), tensors(), max_size=6)
+    whole = st.fixed_dictionaries(dict.fromkeys(PARTS[:-1], FLOATS) | {"terms/a/indices": INDICES})
     metadata = st.fixed_dictionaries({"shard": TEXTS}, optional={"residual": st.text(max_size=3)})
     entry = st.fixed_dictionaries(
         {"dtype": st.sampled_from(["F32", "I64", "?"]), "shape": SHAPES, "data_offsets": st.just([0, 0]) | VALUES}
     )
-    header = st.fixed_dictionaries({"__metadata__": metadata | VALUES}, optional={"dense/a": entry, "layers/a": entry})
+    header = st.fixed_dictionaries(
+        {"__metadata__": metadata | st.none() | VALUES}, optional={"dense/a": entry, "layers/a": entry}
+    )
     return st.builds(safetensors.torch.save, named | whole, metadata) | (header | VALUES).map(joined)
 
 
