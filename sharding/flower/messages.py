@@ -11,6 +11,7 @@ Readers trust nothing: what is missing or invalid raises a `UserError`.
 
 import json
 from collections.abc import Mapping
+from io import BytesIO
 from math import prod
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from numpy.lib import format as npy
 from torch import Tensor
 
 from sharding.errors import UserError, safe_repr
@@ -46,6 +48,7 @@ NODE_UNAVAILABLE = 5  # Flower's code for a node that is not connected
 LACKS = "this node lacks"  # in the error of a node that has to be sent again what it keeps
 # Codes of errors in place of a reply that did not come, or that Flower cannot read; Flower's own codes are small.
 LATE, UNSENT, UNREADABLE = 1000, 1001, 1002
+UNREACHABLE = (httpx.HTTPError, OSError)  # what Flower raises without the SuperLink
 KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
@@ -95,17 +98,33 @@ def _split(arrays: ArrayRecord, layout: Any) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     try:
-        shapes = json.loads(layout)
+        shapes = serialize.shapes_in(layout)
         if shapes.keys() != arrays.keys():
             raise ValueError(f"vectors named {_names(arrays)}")
         for kind, named in shapes.items():
-            parts = torch.from_numpy(arrays[kind].numpy()).split([prod(shape) for shape in named.values()])
+            lengths = [prod(shape) for shape in named.values()]
+            parts = _vector(arrays[kind], kind, sum(lengths)).split(lengths)
             pairs = zip(named.items(), parts, strict=True)
             tensors |= {name: part.view(shape).clone() for (name, shape), part in pairs}
     except Exception as error:  # NumPy, torch and JSON raise many kinds
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(f"its arrays do not fit their names and shapes ({reason})") from error
     return tensors
+
+
+def _vector(array: Array, kind: str, length: int) -> Tensor:
+    """Return a vector of this type and length. NumPy trusts the header of an array, and asks for its memory at once.
+
+    Raises:
+        ValueError: the bytes are another array.
+    """
+    stream = BytesIO(array.data)
+    if kind not in NUMPY_FLOATS.values() or npy.read_magic(stream) != (1, 0):
+        raise ValueError(f"vectors of {kind[:40]!r}")
+    shape, _, dtype = npy.read_array_header_1_0(stream)
+    if shape != (length,) or dtype != kind or len(array.data) - stream.tell() != length * dtype.itemsize:
+        raise ValueError(f"{len(array.data)} bytes for {dtype} of shape {safe_repr(shape)}, not {kind} of ({length},)")
+    return torch.from_numpy(array.numpy())
 
 
 def settings(config: ConfigRecord) -> ConfigRecord:
@@ -153,7 +172,7 @@ def pull(grid: Grid, number: str) -> list[Message]:
     """
     try:
         return list(grid.pull_messages([number]))
-    except (httpx.HTTPError, OSError):  # of the SuperLink
+    except UNREACHABLE:
         raise
     except Exception as error:  # any kind, since Flower does not check what nodes send before it reads it
         raise UserError(f"Flower cannot read its reply ({type(error).__name__}: {error})") from error

@@ -13,8 +13,9 @@ from time import monotonic, sleep
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from sharding.errors import UserError
-from sharding.flower.messages import NODE, content_of, part_of, pull
+from sharding.errors import UserError, safe_repr
+from sharding.flower.messages import NODE, UNREACHABLE, content_of, part_of, pull
+from sharding.rounds.failures import Failure
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -97,9 +98,11 @@ class Nodes:
                 if reply is None:
                     continue
                 self._known[id] = self.admit(id, part_of(content_of(reply), NODE, ConfigRecord))
-            except UserError as error:
+            except UNREACHABLE:
+                raise
+            except Exception as error:  # whatever one node sends, the others go on
                 self._next[id] = monotonic() + PATIENCE
-                log.warning("node %d is left out: %s", id, error)
+                log.warning("node %d is left out: %s", id, Failure.of(error))
             del self._asked[number]
         # Two nodes may report the same partition: the first one is the client, as long as it is connected.
         return {node.client: node for node in reversed(self._known.values())}
@@ -125,5 +128,5 @@ def read_node(id: int, values: ConfigRecord) -> Node:
     """
     client, ratio = values.get("partition-id", id), values.get("keep-ratio")
     if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
-        raise UserError(f"it reports partition-id={client!r} and keep-ratio={ratio!r}")
+        raise UserError(f"it reports partition-id={safe_repr(client)} and keep-ratio={safe_repr(ratio)}")
     return Node(id, client, float(ratio))

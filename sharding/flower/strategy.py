@@ -11,17 +11,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from sharding.errors import UserError, join_first
+from sharding.errors import UserError, join_first, safe_repr
 from sharding.flower.exchange import Exchange
 from sharding.flower.messages import METRICS, NUMPY_FLOATS, part_of, unpack, weight_of
 from sharding.flower.nodes import KeepRatio, Node, Nodes
 from sharding.modules.wrappers import unwrap
 from sharding.rng import generator
-from sharding.rounds.failures import Failure
+from sharding.rounds.failures import Failure, one_line
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.privacy.gaussian import Gaussian
 from sharding.rounds.server import Server
 from sharding.rounds.shard import Update
+from sharding.validation import is_whole
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
@@ -67,7 +68,7 @@ class SpectralSharding(Strategy):
 
     Raises:
         UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1]; or the server has privacy,
-            and there is a fraction or a function of training metrics.
+            and there is a fraction, a function of training metrics, a keep ratio, or a client without a whole number.
     """
 
     def __init__(
@@ -84,11 +85,18 @@ class SpectralSharding(Strategy):
         train_metrics_aggr_fn: MetricsFunction | None = None,
         evaluate_metrics_aggr_fn: MetricsFunction | None = None,
     ) -> None:
-        if server.privacy is not None and (fraction_train != 1 or fraction_evaluate or train_metrics_aggr_fn):
-            raise UserError(
-                "with privacy the server draws the nodes as its account says, and does not read their metrics: pass "
-                "fraction_evaluate=0.0, and leave out fraction_train and train_metrics_aggr_fn"
-            )
+        if server.privacy is not None:
+            if fraction_train != 1 or fraction_evaluate or train_metrics_aggr_fn or keep_ratio is not None:
+                raise UserError(
+                    "with privacy the server draws the nodes as its account says, and does not read their metrics: "
+                    "pass fraction_evaluate=0.0, and leave out fraction_train, train_metrics_aggr_fn and keep_ratio, "
+                    "which nodes report"
+                )
+            if strange := [safe_repr(client) for client in server.privacy.keep_ratios if not is_whole(client)]:
+                raise UserError(
+                    f"the keep ratios of privacy=Gaussian(…) have {join_first(strange)}; a client of a Flower app is a "
+                    "node's partition-id: pass whole numbers, as in {0: 0.25, 1: 0.25}"
+                )
         if not 0 < fraction_train <= 1:
             raise UserError(f"fraction_train is {fraction_train!r}; pass a number above 0 and at most 1")
         if not 0 <= fraction_evaluate <= 1:
@@ -141,7 +149,7 @@ class SpectralSharding(Strategy):
             The state of `server.result`, and the metrics of the rounds that were run.
 
         Raises:
-            UserError: all the rounds are done.
+            UserError: all the rounds are done, the arrays are of another model, or with privacy no node may take part.
         """
         self._before = before = self._done
         if 0 < num_rounds <= before:
@@ -149,7 +157,7 @@ class SpectralSharding(Strategy):
                 f"{before} rounds are done; num_rounds is {num_rounds}, and counts them: pass a larger number"
             )
         if initial_arrays is not None and not before:
-            self.server.model.load_state_dict(initial_arrays.to_torch_state_dict())
+            self._load_model(initial_arrays.to_torch_state_dict(), "initial_arrays are")
             if self.server.averaged is not None:
                 self.server.averaged.module.load_state_dict(unwrap(self.server.model).state_dict())
         self._nodes = Nodes(grid, self._keep_ratio)
@@ -175,9 +183,15 @@ class SpectralSharding(Strategy):
         """
         if missing := [name for name in ("round", "model", "server") if name not in state]:
             raise UserError(f"the state lacks {join_first(missing)}; pass what SpectralSharding.state_dict returned")
-        self.server.model.load_state_dict(state["model"])
+        self._load_model(state["model"], "the state is")
         self.server.load_state_dict(state["server"])
         self._done = state["round"]
+
+    def _load_model(self, state: Mapping[str, Any], source: str) -> None:
+        try:
+            self.server.model.load_state_dict(state)
+        except RuntimeError as error:
+            raise UserError(f"{source} of another model: {one_line(error)}") from error
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -274,18 +288,29 @@ class SpectralSharding(Strategy):
         return [nodes[clients[index]] for index in sorted(draws.choice(len(nodes), count, replace=False))]
 
     def _drawn(self, privacy: Gaussian, nodes: Iterable[Node], server_round: int) -> list[Node]:
-        """Return the nodes of the clients that the mechanism draws of all that may take part; they may be none."""
+        """Return the nodes of the clients that the mechanism draws of all that may take part; they may be none.
+
+        Raises:
+            UserError: no connected node may take part, so that the model would only get noise.
+        """
         clients, draws = sorted(privacy.keep_ratios), generator(privacy.seed, "nodes", server_round)
         if privacy.sampling == "poisson":
             chosen = np.flatnonzero(draws.random(len(clients)) < privacy.per_round / len(clients))
         else:
             chosen = np.sort(draws.choice(len(clients), int(privacy.per_round), replace=False))
-        present: dict[Client, Node] = {node.client: node for node in nodes}
-        drawn = [present[clients[index]] for index in chosen if clients[index] in present]
-        for node in drawn:
-            if node.keep_ratio != privacy.keep_ratios[node.client]:
-                log.warning("client %s is left out: its keep ratio is not that of the privacy", node.client)
-        return [node for node in drawn if node.keep_ratio == privacy.keep_ratios[node.client]]
+        present: dict[Client, Node] = {}
+        for node in nodes:
+            if (ratio := privacy.keep_ratios.get(node.client)) == node.keep_ratio:
+                present[node.client] = node
+            else:
+                reported = node.client, node.keep_ratio, ratio
+                log.warning("client %s is left out: its keep ratio is not that of the privacy (%s, not %s)", *reported)
+        if not present:
+            raise UserError(
+                f"no connected node has the partition-id and the keep-ratio of one of {join_first(clients)} in the "
+                "keep ratios of privacy=Gaussian(…), so that the model would only get noise; set both in --node-config"
+            )
+        return [present[clients[index]] for index in chosen if clients[index] in present]
 
     def _messages(
         self,

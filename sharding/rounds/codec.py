@@ -167,10 +167,8 @@ def _check_terms(layer: str, parts: Mapping[str, Tensor]) -> None:
             raise UserError(f"it lacks {part!r} of layer {layer[:80]!r}")
     if len(parts) == len(ROLES) and all(parts[part].is_floating_point() for part in ("u", "v", "multipliers")):
         indices, u, v, multipliers = (parts[part] for part in ROLES)
-        n = indices.shape
-        alike = u.dim() == v.dim() == 2 and n == multipliers.shape == u.shape[1:]
-        ascending = indices.dtype == torch.int64 and bool((indices.diff() > 0).all())
-        if n and alike and n == v.shape[1:] and ascending and bool((indices >= 0).all()):
+        alike = u.dim() == v.dim() == 2 and indices.shape == multipliers.shape == u.shape[1:] == v.shape[1:]
+        if alike and indices.dtype == torch.int64 and bool((indices >= 0).all() and (indices.diff() > 0).all()):
             return
     forms = ", ".join(
         f"{part[:20]} {str(tensor.dtype)[6:]}{list(tensor.shape)}" for part, tensor in sorted(parts.items())

@@ -46,9 +46,12 @@ class Failure:
         return cls(Kind.FAILED, f"{type(error).__name__}: {error}{hint_at(error)}")
 
     @classmethod
-    def of(cls, error: UserError) -> "Failure":
-        """Return the failure of an error; an update that cannot be read is malformed."""
-        return error.failure if isinstance(error, FailureError) else cls(Kind.MALFORMED, str(error))
+    def of(cls, error: Exception) -> "Failure":
+        """Return the failure of an error in reading; an update that cannot be read is malformed."""
+        if isinstance(error, FailureError):
+            return error.failure
+        name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        return cls(Kind.MALFORMED, f"{name}{error}")
 
 
 # Where torch's message does not say what to do.

@@ -10,12 +10,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError
+from sharding.errors import UserError, safe_repr
 
 Named = Mapping[str, Tensor]
 Metadata = Mapping[str, str]
 
 LONGEST_HEADER = 2**22  # bytes, enough for 30,000 tensors; more would take long to read
+MOST_DIMENSIONS, LONGEST_SIDE = 64, 2**40  # of a shape from another machine; torch allows no more dimensions
 TYPES = {  # in the order of a file: by decreasing alignment, then in the format's order
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -100,12 +101,34 @@ def _contiguous(tensors: Named) -> dict[str, Tensor]:
 
 
 def _metadata(file: BinaryIO) -> dict[str, str]:
-    """Return the metadata in the header: 8 bytes with its length, then JSON."""
+    """Return the metadata in the header: 8 bytes with its length, then JSON.
+
+    Raises:
+        ValueError: the header is too long, or its metadata are not texts by name.
+    """
     length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
         raise ValueError(f"a header of {length} bytes, and more than {LONGEST_HEADER} are not read")
-    metadata: dict[str, str] = json.loads(file.read(length))["__metadata__"]
+    metadata = json.loads(file.read(length))["__metadata__"]
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError(f"metadata that are not texts by name, {safe_repr(metadata)}")
     return metadata
+
+
+def shapes_in(text: object) -> dict[str, dict[str, list[int]]]:
+    """Read shapes by group and name from JSON that another machine wrote.
+
+    Raises:
+        ValueError: it is too long, or a shape is not a short list of numbers that a tensor can have.
+    """
+    if not isinstance(text, str) or len(text) > LONGEST_HEADER:
+        raise ValueError(f"shapes in a {type(text).__name__}, or in more than {LONGEST_HEADER} letters")
+    groups: dict[str, dict[str, list[int]]] = json.loads(text)
+    for shape in (shape for named in groups.values() for shape in named.values()):
+        is_list = isinstance(shape, list) and len(shape) <= MOST_DIMENSIONS
+        if not is_list or not all(type(length) is int and 0 <= length <= LONGEST_SIDE for length in shape):
+            raise ValueError(f"the shape {safe_repr(shape)}")
+    return groups
 
 
 def _in_short(error: Exception) -> str:

@@ -2,14 +2,19 @@
 
 import json
 import re
+from contextlib import suppress
 from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from safetensors.torch import save
 
 from sharding import COMPRESSIONS, Shard, ShardPlanner, Update, UserError
+from sharding.rounds.frozen import Frozen
 from sharding.transport.serialize import LONGEST_HEADER
+from tests.sharding.forged import bounded, files, joined
 from tests.sharding.models import aggregate, make_net, perturbed
 
 WORDS = ["I64", "F64", "F32", "F16", "BF16", "BOOL", "C64", "U8", "F8_E4M3", "F4", "?", "", "u", "terms/1/u", "dense/x"]
@@ -26,11 +31,6 @@ def split(data: bytes) -> tuple[dict, bytes]:
     """Header and body."""
     end = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:end]), data[end:]
-
-
-def joined(header: object, body: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + body
 
 
 def random_entry(node: dict, rng: np.random.Generator) -> tuple[dict | list, object]:
@@ -198,3 +198,24 @@ def test_read_of_an_invalid_or_missing_file_raises_with_its_path(tmp_path):
         Shard.read(tmp_path / "file")
     with pytest.raises(UserError, match=r"cannot read the shard .*nowhere: No such file"):
         Shard.read(tmp_path / "nowhere")
+
+
+@given(data=files())
+@settings(max_examples=150)
+@pytest.mark.parametrize("kind", [Shard, Update, Frozen])
+def test_from_bytes_of_forged_files_reads_or_raises_within_bounds(kind, data):
+    with bounded(), suppress(UserError):
+        assert isinstance(kind.from_bytes(data), kind)
+
+
+def test_update_with_indices_that_are_no_vector_is_refused():
+    terms = {"indices": torch.tensor(0), "u": torch.zeros(2, 1), "v": torch.zeros(2, 1), "multipliers": torch.ones(1)}
+    metadata = {"shard": json.dumps({"keep_ratio": 0.5, "plan": "0-0"})}
+    with pytest.raises(UserError, match=r"layer 'a' has indices int64\[\]"):
+        Update.from_bytes(save({f"terms/a/{part}": tensor for part, tensor in terms.items()}, metadata))
+
+
+@pytest.mark.parametrize("metadata", [None, [], {"residual": None}, {"residual": 1}])
+def test_frozen_part_with_metadata_that_are_no_texts_is_refused(metadata):
+    with pytest.raises(UserError, match="not a frozen part: "):
+        Frozen.from_bytes(joined({"__metadata__": metadata}))

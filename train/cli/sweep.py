@@ -30,7 +30,7 @@ from train.engines.processes import context_of, num_cores
 from train.run import run
 from train.rundir.directory import check_directory
 from train.utils.errors import REMEDY, RunError
-from train.utils.signals import Stopped, stop_on_request
+from train.utils.signals import ENDING, Stopped, stop_on_request
 from train.utils.stages import stage_listener
 
 log = logging.getLogger(__name__)
@@ -184,6 +184,7 @@ def _killing_at_end(workers: Mapping[Connection, Worker]) -> Iterator[None]:
 def _work(config: Config, resume: bool, slot: int, pipe: Connection) -> None:
     """Run a configuration; send its stages, the metrics of its rounds, and a `FailedRun` if it fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; what it means is passed on by SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     if torch.cuda.is_available():
         torch.cuda.set_device(slot % torch.cuda.device_count())
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import DuplicateKeyError, SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent
 
 from sharding.errors import UserError, safe_repr, suggest
 
@@ -22,13 +24,26 @@ class _Constructor(SafeConstructor):
     """The constructor of the core schema, which has neither dates nor the tag of ``=``."""
 
 
+class _Composer(Composer):
+    """A composer without aliases: nested ones in a few hundred bytes take gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.parser.check_event(AliasEvent):
+            event = self.parser.get_event()
+            raise UserError(
+                f"line {event.start_mark.line + 1}: *{event.anchor} is an alias, which is not read; write the value "
+                "itself, or put a text that begins with * in quotes"
+            )
+        return super().compose_node(parent, index)
+
+
 for tag in ("timestamp", "value"):
     _Constructor.add_constructor(f"tag:yaml.org,2002:{tag}", _Constructor.construct_scalar)
 
 
 def _yaml() -> Any:
     yaml: Any = YAML(typ="safe", pure=True)
-    yaml.Constructor = _Constructor
+    yaml.Constructor, yaml.Composer = _Constructor, _Composer
     yaml.width, yaml.sort_base_mapping_type_on_output = inf, False
     return yaml
 
@@ -42,10 +57,12 @@ def parse_yaml(text: str) -> Any:
     """Parse a text in YAML.
 
     Raises:
-        UserError: the text is not valid YAML, or has a key twice.
+        UserError: the text is not valid YAML, or has an alias, or a key twice.
     """
     try:
         return deepcopy(_load(text))
+    except UserError:
+        raise
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1
         raise UserError(f"line {line}: {error.problem.partition(' with value')[0]}; keep one of them") from error
@@ -79,6 +96,7 @@ def dump_yaml(value: object, in_one_line: bool = False) -> str:
     """Return a value as YAML: a line for each entry, or everything in one line as ``{a: [6, 16], b: null}``."""
     yaml, stream = _yaml(), StringIO()
     yaml.default_flow_style = in_one_line
+    yaml.representer.ignore_aliases = lambda value: True  # a list that occurs twice is written twice
     yaml.dump(value, stream)
     return stream.getvalue()
 

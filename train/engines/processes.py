@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from pathlib import Path
 from pickle import PicklingError
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from train.engines.engine import Engine, Job, Replies
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
 from train.utils.errors import REMEDY, RunError
-from train.utils.signals import ENDING
+from train.utils.signals import ENDING, withheld
 
 UNGUARDED = (
     "the worker processes did not start: a script that trains does so under `if __name__ == '__main__':`, "
@@ -139,10 +139,17 @@ def start_method() -> str:
 
 
 def context_of(*modules: str) -> Any:
-    """Return the multiprocessing context; a fork server imports these modules first, and what all training needs."""
+    """Return the multiprocessing context; a fork server imports these modules first, and what all training needs.
+
+    The signals that ask to stop may reach all processes of a group, as from a job scheduler. Were they to end the fork
+    server, its processes would count as dead. They inherit that these signals are blocked.
+    """
     context: Any = get_context(start_method())
     if start_method() == "forkserver":
         context.set_forkserver_preload(["torch._dynamo", *modules])  # torch imports it at an optimizer's first step
+        for helper in (resource_tracker, forkserver):
+            with withheld():  # of each, since the start of the tracker unblocks two of them here
+                helper.ensure_running()
     return context
 
 
@@ -183,9 +190,11 @@ def _initialize_worker(plugins: Sequence[str], file: Path, devices: Any, all_rea
 
 
 def _end_with_parent() -> None:
-    parent = parent_process()
+    """End with the process that sends the work, or with the fork server, without which it takes this one for dead."""
+    parent, server = parent_process(), os.getppid()
     assert parent is not None
-    parent.join()
+    while parent.is_alive() and os.getppid() == server:
+        parent.join(1.0)
     os._exit(1)
 
 

@@ -19,7 +19,7 @@ from sharding import Shard, Update, init_empty
 from sharding.client_sampling import SAMPLERS
 from sharding.errors import UserError
 from sharding.flower import query_message, train_message
-from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, unpack
+from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, part_of, unpack
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
@@ -87,7 +87,8 @@ def upload(message: Message, context: Context) -> Message:
     Raises:
         UserError: no update of this plan is kept.
     """
-    if KEPT not in context.state or context.state[KEPT]["plan"] != message.content[CONFIG]["plan"]:
+    plan = part_of(message.content, CONFIG, ConfigRecord).get("plan")
+    if KEPT not in context.state or context.state[KEPT]["plan"] != plan:
         raise UserError("it no longer has an update of this round: the node was restarted after training")
     return Message(RecordDict({name: context.state[name] for name in (ARRAYS, CONFIG, METRICS)}), reply_to=message)
 

@@ -48,7 +48,7 @@ def keep_config(message: Message, context: Context) -> Config:
     if RUN in message.content:
         context.state[RUN] = message.content.pop(RUN)
     text = context.state.get(RUN, {}).get(TEXT)
-    if not isinstance(text, str) or digest_of(text) != message.content[CONFIG][DIGEST]:
+    if not isinstance(text, str) or digest_of(text) != part_of(message.content, CONFIG, ConfigRecord).get(DIGEST):
         raise UserError(f"{LACKS} the configuration of the run")
     return read_config(text)
 
@@ -65,7 +65,11 @@ def read_config(text: str) -> Config:
     Raises:
         UserError: it is invalid.
     """
-    return check_config(json.loads(text))
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the server's configuration is no JSON ({error})") from error
+    return check_config(values)
 
 
 def read_reply(content: RecordDict) -> Reply:

@@ -36,8 +36,8 @@ class NodesEngine(TwoStageEngine):
 
         A client whose node is absent, fails, or has not replied at the round's deadline has a failure in its place.
         """
-        for client, answer in self._train(plan, round, lr, read_reply):
-            yield client, self._here(answer)
+        for client, answer in self._train(plan, round, lr, self._read):
+            yield client, _reply(answer)
 
     def report(self, plan: Plan, round: int, lr: float) -> Reports:
         """Let every node train and report its update's norm; the nodes of selected clients send their updates.
@@ -50,11 +50,11 @@ class NodesEngine(TwoStageEngine):
         def collect(selected: Collection[Client]) -> Replies:
             yield from ((c, Reply(None, None, answer)) for c, answer in answers.items() if isinstance(answer, Failure))
             wanted = [client for client in norms if client in selected]
-            for client, answer in self._ask(wanted, read_reply, UPLOAD, round, lambda _: {"plan": plan.id}):
+            for client, answer in self._ask(wanted, self._read, UPLOAD, round, lambda _: {"plan": plan.id}):
                 if isinstance(answer, Failure) and answer.kind == Kind.ABSENT:
                     # A node that leaves now has received its shard, so it does not count as absent.
                     answer = replace(answer, kind=Kind.LATE)  # noqa: PLW2901
-                reply = self._here(answer)
+                reply = _reply(answer)
                 failure = None if reply.update is None else _contradiction(plan, client, reply, norms[client], lr)
                 yield client, reply if failure is None else Reply(None, None, failure)
 
@@ -79,11 +79,14 @@ class NodesEngine(TwoStageEngine):
         replies = self._exchange.send_and_receive(messages, timeout=self._roster.timeouts.round)
         yield from self._exchange.answers(replies, read)
 
-    def _here(self, answer: Reply | Failure) -> Reply:
-        if isinstance(answer, Failure):
-            return Reply(None, None, answer)
-        assert answer.update is not None
-        return Reply(answer.update.to(self._job.device), answer.loss)
+    def _read(self, content: RecordDict) -> Reply:
+        reply = read_reply(content)
+        assert reply.update is not None
+        return replace(reply, update=reply.update.to(self._job.device))
+
+
+def _reply(answer: Reply | Failure) -> Reply:
+    return Reply(None, None, answer) if isinstance(answer, Failure) else answer
 
 
 def _contradiction(plan: Plan, client: Client, reply: Reply, reported: float, lr: float) -> Failure | None:

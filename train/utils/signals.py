@@ -52,6 +52,16 @@ class StopRequest:
 
 
 @contextmanager
+def withheld() -> Iterator[None]:
+    """Block the signals that ask to stop; a process that starts inside never gets them, nor do its children."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def stop_on_request() -> Iterator[StopRequest]:
     """Record signals that ask to stop instead of ending at once. Only the main thread gets signals."""
     request = StopRequest()

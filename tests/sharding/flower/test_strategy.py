@@ -673,6 +673,7 @@ def test_rounds_with_privacy_equal_those_of_the_server():
         {},
         {"fraction_train": 0.5, "fraction_evaluate": 0.0},
         {"fraction_evaluate": 0.0, "train_metrics_aggr_fn": weighted_means},
+        {"fraction_evaluate": 0.0, "keep_ratio": 0.25},
     ],
 )
 def test_metrics_and_fractions_with_privacy_are_refused(options):
@@ -685,6 +686,31 @@ def test_node_with_another_keep_ratio_than_in_the_privacy_is_left_out(caplog):
     _, _, grid = run(private_server(), StubGrid(make_app(structure_of(), train), nodes), rounds=6)
     assert "client 1 is left out: its keep ratio is not that of the privacy" in caplog.text
     assert {node for node, kind, _ in grid.pushed if kind == "train"} == {1000, 998}
+
+
+@pytest.mark.parametrize("clients", [["hospital 0", "hospital 1"], [0, "hospital 1"], [True, 0.5]])
+def test_client_of_the_privacy_that_is_no_partition_is_refused(clients):
+    privacy = replace(private_server().privacy, keep_ratios=dict.fromkeys(clients, 0.25))
+    server = Server(make_model(), ShardPlanner("top_n"), privacy=privacy)
+    with pytest.raises(UserError, match="a client of a Flower app is a node's partition-id: pass whole numbers"):
+        SpectralSharding(server, fraction_evaluate=0.0)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        {998: {"keep-ratio": 0.25}, 999: {"keep-ratio": 0.5}},
+        {node: {"partition-id": node + 1000, "keep-ratio": 0.5} for node in (1, 2)},
+        {node: {"partition-id": node, "keep-ratio": 0.1} for node in (1, 2)},
+    ],
+    ids=["no partitions", "other partitions", "other ratios"],
+)
+def test_private_round_without_any_node_of_its_clients_raises(nodes):
+    server = private_server()
+    before = copy.deepcopy(server.model.state_dict())
+    with pytest.raises(UserError, match=r"no connected node has the partition-id and the keep-ratio of one of 0, 1, 2"):
+        run(server, StubGrid(make_app(structure_of(), train), nodes))
+    assert all(torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
 
 
 C = 0.05  # the clipping norm: below that of any change
@@ -895,6 +921,15 @@ def test_initial_arrays_are_those_of_the_average_too():
     )
     assert all(torch.equal(value, states[0][name]) for name, value in other.state_dict().items())
     assert all(torch.equal(value, states[1][name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("state", [nn.Linear(2, 2).state_dict(), {"0.weight": torch.ones(1)}])
+def test_arrays_and_state_of_another_model_are_refused(state):
+    strategy = SpectralSharding(server_of(), fraction_evaluate=0.0)
+    with pytest.raises(UserError, match="initial_arrays are of another model: Error"):
+        strategy.start(StubGrid(None, {}), ArrayRecord(state))
+    with pytest.raises(UserError, match="the state is of another model: Error"):
+        strategy.load_state_dict(strategy.state_dict() | {"model": state})
 
 
 def test_extra_state_is_not_among_the_arrays():

@@ -7,7 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import active_children
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import ShardPlanner, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
-from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, tiny, wait_until
+from tests.train.runs import QUICKSTART, REPOSITORY, assert_same, read, tiny, wait_until
 from train import engines as engines_module
 from train.engines import ENGINES, ProcessesEngine, processes
 from train.engines.engine import Reply
@@ -28,6 +28,8 @@ from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
 from train.experiment.assembly import assemble
 from train.run import run, threads
+from train.rundir.checkpoint import Checkpoint
+from train.rundir.file_names import CHECKPOINT_FILE
 from train.utils.errors import RunError
 
 LR = 0.05
@@ -291,39 +293,58 @@ def test_run_with_any_engine_has_the_same_bits(tmp_path):
         assert_same(directory, runs[0])
 
 
-def endless(tmp_path):
-    """Return a command that trains in processes and does not end."""
-    options = [*TINY[1:], "rounds=100000", "engine=processes", f"output={tmp_path}"]
-    return [sys.executable, "-m", "train", "run", QUICKSTART, *options]
+HEEDING = ["env", "--default-signal=INT,TERM,HUP"]  # what a shell starts in the background ignores Ctrl-C
+SAID = "interrupted; the same command with --resume continues from the last checkpoint\n"
+LONG = ["rounds=100000", "checkpoint_every=100000", "evaluate_every=1", "model={name: mlp, hidden: [16, 64, 16]}"]
 
 
-def wait_for_a_round(directory):
-    metrics = directory / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+@contextmanager
+def endless(tmp_path, *words):
+    """Start a command that trains and does not end, in a group of its own; yield it after its first round."""
+    words = words or ("run", QUICKSTART, *LONG, "engine=processes", f"output={tmp_path}")
+    command, how = [*HEEDING, sys.executable, "-m", "train", *words], {"stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **how) as process:
+        try:
+            wait_until(lambda: process.poll() or any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
+            yield process
+            wait_until(lambda: not alive(process.pid))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-BY_A_SCHEDULER = pytest.param(
-    lambda process: os.killpg(process.pid, signal.SIGTERM), id="all of its group", marks=pytest.mark.slow
-)
+def alive(group):
+    with suppress(ProcessLookupError):
+        os.killpg(group, 0)
+        return True
 
 
-@pytest.mark.parametrize("end", [pytest.param(lambda process: process.kill(), id="alone"), BY_A_SCHEDULER])
-def test_killed_run_ends_its_workers(tmp_path, end):
-    process = subprocess.Popen(endless(tmp_path), cwd=REPOSITORY, start_new_session=True)
-    wait_for_a_round(tmp_path)
-    workers = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True).split()
-    end(process)
-    process.wait()
-    assert workers
-    wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
+def test_killed_run_ends_its_workers(tmp_path):
+    with endless(tmp_path) as process:
+        process.kill()
+        process.communicate()
 
 
-def test_interrupted_run_prints_one_line_and_ends_its_workers(tmp_path):
-    heeding = ["env", "--default-signal=INT"]  # what a shell starts in the background ignores Ctrl-C
-    command = [*heeding, *endless(tmp_path)]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for_a_round(tmp_path)
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert told == "interrupted; the same command with --resume continues from the last checkpoint\n"
+@pytest.mark.slow
+def test_run_without_its_fork_server_ends_at_once(tmp_path):
+    with endless(tmp_path) as process:
+        server = subprocess.check_output(["pgrep", "-P", str(process.pid), "-f", "forkserver"], text=True)
+        os.kill(int(server), signal.SIGKILL)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "error: a worker process died" in told
+
+
+COMPARED = ["compare", QUICKSTART, *LONG, "--strategies", "top_n,unbiased", "--jobs", "2"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("words", [[], pytest.param(COMPARED, marks=pytest.mark.slow)], ids=["run", "compare"])
+def test_signal_to_all_processes_of_a_command_stops_it_after_the_round(tmp_path, words, number):
+    """As Ctrl-C, a job scheduler, `timeout` and a closed terminal send it."""
+    with endless(tmp_path, *words, *([f"output={tmp_path}"] if words else [])) as process:
+        os.killpg(process.pid, number)
+        _, told = process.communicate(timeout=60)
+        assert (process.returncode, told) == (128 + number, SAID)
+    for metrics in tmp_path.rglob("metrics.jsonl"):
+        assert Checkpoint.read(metrics.parent / CHECKPOINT_FILE).rounds == len(read(metrics.parent))

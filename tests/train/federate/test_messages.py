@@ -1,11 +1,11 @@
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from models import build_model
 from sharding import ShardPlanner, UserError
 from sharding.flower.messages import pack
-from train.federate.messages import config_text, read_config, read_reply
+from train.federate.messages import config_text, keep_config, read_config, read_reply
 
 
 @pytest.fixture
@@ -56,3 +56,15 @@ def test_read_reply_of_invalid_content_raises(content):
 def test_read_reply_without_a_loss_raises(shard, loss):
     with pytest.raises(UserError, match=r"its loss is .*, not a number"):
         read_reply(RecordDict({**pack(shard), "metrics": MetricRecord(loss)}))
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]", '{"rounds": []}'])
+def test_read_config_of_something_else_raises(text):
+    with pytest.raises(UserError):
+        read_config(text)
+
+
+def test_message_without_the_digest_of_the_configuration_raises(flower_identity):
+    context = Context(1, 1, {}, RecordDict({"run": ConfigRecord({"configuration": "{}"})}), {})
+    with pytest.raises(UserError, match="a message without 'config'"):
+        keep_config(Message(RecordDict(), dst_node_id=1, message_type="query"), context)
