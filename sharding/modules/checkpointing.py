@@ -18,11 +18,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from sharding.errors import UserError
+from sharding.validation import typed
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 _ATEN = torch.ops.aten
 
 
+@typed
 def checkpoint_blocks(model: nn.Module) -> nn.Module:
     """Let the blocks of a model be computed again in the backward pass, in place, and return the model.
 
@@ -33,14 +35,9 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
     Raises:
         UserError: the model has no blocks.
     """
-    blocks = [*_blocks(model)]
-    if not blocks:
-        raise UserError(
-            f"{type(model).__name__} has no blocks that could be computed again: no nn.Sequential or nn.ModuleList in "
-            "it holds a module with parts; train it without checkpoint"
-        )
+    check_has_blocks(model)
     contexts = partial(create_selective_checkpoint_contexts, _policy)
-    for container, name in blocks:
+    for container, name in [*_blocks(model)]:
         setattr(container, name, checkpoint_wrapper(container.get_submodule(name), context_fn=contexts))
     if hasattr(model, "checkpoint_stem"):
         model.checkpoint_stem = True  # type: ignore[assignment]
@@ -50,6 +47,19 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
 def has_blocks(model: nn.Module) -> bool:
     """Whether a model has blocks for `checkpoint_blocks`."""
     return next(_blocks(model), None) is not None
+
+
+def check_has_blocks(model: nn.Module) -> None:
+    """Check that a model has blocks for `checkpoint_blocks`.
+
+    Raises:
+        UserError: it has none.
+    """
+    if not has_blocks(model):
+        raise UserError(
+            f"{type(model).__name__} has no blocks that could be computed again: no nn.Sequential or nn.ModuleList in "
+            "it holds a module with parts; train it without checkpoint"
+        )
 
 
 def _blocks(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:

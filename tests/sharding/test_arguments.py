@@ -102,6 +102,7 @@ PUBLIC: dict[str, dict[str, Any]] = {  # valid arguments of each function
         **{"decay": 1e-4, "decay_of": "bounded", "loss": nn.functional.cross_entropy},
     },
     "train_shard ": {"model": MODEL, "shard": SHARD, "batches": BATCHES, "make_optimizer": lambda part: SGD(part, 0.1)},
+    "checkpoint_blocks": {"model": nn.Sequential(nn.TransformerEncoderLayer(4, 1, 4))},
     "clip_and_decay": {"model": SMALL, "clip": 10.0, "decay": 1e-4, "decay_of": "bounded"},
     "Strategy": {"summary": "all", "allocate": STRATEGIES["top_n"].allocate, "clips": True, "nested": False},
     "Population": {"num_samples": ONES, "costs": ONES, "profiles": None},

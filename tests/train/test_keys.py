@@ -29,7 +29,7 @@ BASES: dict[str, list[str]] = {
     "uneven": ["keep_ratio={0.2: 0.5, 0.7: 0.5}", "strategy=top_n", "local.steps=2", "residual=int8", "local.decay=5"],
     "private": [
         *("strategy=dense", "clients.sampler=poisson", "server_optimizer=fedadam", "result=last"),
-        "privacy={clipping_norm: 1.0, noise_multiplier: 0.5, delta: 1e-3, secret_seed: 1}",
+        "privacy={clipping_norm: 1.0, noise_multiplier: 0.05, delta: 1e-3, secret_seed: 1}",
     ],
 }
 CHANGES = """
@@ -47,7 +47,7 @@ server_optimizer.name=plain server_optimizer.lr=0.3 server_optimizer.momentum=0.
 server_optimizer.betas=[0.5,0.5] server_optimizer.eps=0.5 result=last result=average
 aggregation.norm_bound=1 aggregation.max_share=0.35 tasks={"a":{"seed":1}}
 privacy.clipping_norm=0.1 privacy.noise_multiplier=2 privacy.delta=1e-4 privacy.max_epsilon=0.01 privacy.secret_seed=2
-evaluate_every=2 evaluate_training=true evaluate_training=false alignment=true checkpoint_every=1
+local.checkpoint=true evaluate_every=2 evaluate_training=true evaluate_training=false alignment=true checkpoint_every=1
 """
 SAME = "plugins=[json] engine=lanes device=cpu tracker.name=silent data.alpha=2"  # documented to change nothing
 # A path; what rounds differently; and torch's choices between implementations.

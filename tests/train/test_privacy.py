@@ -241,7 +241,7 @@ def test_failures_and_progress_of_a_private_run_are_told_to_its_owner_only(tmp_p
     monkeypatch.setattr(PrivateAverage, "add", fail_client_7(PrivateAverage.add))
     monkeypatch.setattr("sharding.client_sampling.PoissonSampler.invite", lambda *round: [7])
     shown = []
-    with pytest.raises(RunError, match=r"\(with privacy, the log\) gives the reasons"):
+    with pytest.raises(RunError, match="in a row: the log has the reasons"):
         run(tiny(tmp_path / "run", *POISSON, NOISE), [EachRound(shown.append)])
     assert "client 7 is left out of round 0: no battery" in caplog.text
     assert not any("fail" in key or key.startswith("seconds") for line in shown for key in line)

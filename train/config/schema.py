@@ -207,6 +207,7 @@ class Config(Section):
             (guards.max_share is not None, "aggregation.max_share", "needs weights, and with privacy all are equal"),
             (self.alignment, "alignment", "averages updates without noise"),
             (self.evaluate_training, "evaluate_training", "measures the clients' samples without noise"),
+            (self.network is not None, "network", "simulates times, which tell who took part"),
             (bool(self.tasks), "tasks", "releases several models, which have no common account"),
         ):
             if is_set:

@@ -16,6 +16,7 @@ from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization.shardable import ENDS, Patterns
 from sharding.factorization.support import TO_SEND, check_supported
+from sharding.modules.checkpointing import check_has_blocks
 from sharding.rng import generator, seed_of
 from sharding.rounds.failures import one_line
 from sharding.rounds.plan import Client
@@ -118,6 +119,8 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
     planner = make_planner(config)
     built = make_model(config, dataset).to(dataset.test.targets.device)
     check_fit(config.model.name, built, dataset)
+    if config.local.checkpoint:
+        check_has_blocks(built)
     privacy = make_privacy(config, keep_ratios)
     dense, model = dense_nbytes(built), first_model(config, built, planner.strategy, keep_ratios.values())
     fit([0.5, 0.5], config.design)  # fails now if it cannot draw
