@@ -247,10 +247,26 @@ def finetune_memory() -> str:
     return markdown_table(("MB", *methods.values()), rows)
 
 
+def client_memory() -> str:
+    """Return the table of benchmarks/client_memory.py, each size as it is and with checkpointed blocks."""
+    names = {"cifar10_resnet18": "ResNet-18", "cifar100_cct": "CCT", "shakespeare_gpt": "GPT"}
+    cases = pd.read_csv(RESULTS / "client_memory" / "memory.csv")
+    rows = []
+    for (model, ratio, kind), pair in cases.groupby(["model", "keep_ratio", "kind"], sort=False):
+        plain, checkpointed = (pair[pair.checkpoint == flag].iloc[0] for flag in (False, True))
+        width = f"narrow, {plain.width} of {cases[cases.model == model].width.max()}"
+        label = {"whole": "whole", "shard": f"r = {ratio:g}", "narrow": width}[kind]
+        sizes = (f"{case[what] / 1e6:,.0f}" for what in ("tensors", "process") for case in (plain, checkpointed))
+        seconds = (f"{case.seconds:.2f}" for case in (plain, checkpointed))
+        rows.append((names[model], label, f"{plain['round'] / 1e6:.1f}", *sizes, *seconds))
+    header = ("", "client", "MB a round", "tensors, MB", "checkpointed", "process, MB", "checkpointed", "s a step", "checkpointed")
+    return markdown_table(header, rows, 2)
+
+
 PARTS: Mapping[str, Table] = EXCERPTS | {
     part.__name__: part
     for part in (
-        *(quickstart, calibration, calibration_gpt, finetune_memory),
+        *(quickstart, calibration, calibration_gpt, client_memory, finetune_memory),
         *(engines, peers, cluster, deployment, start, planner, scale),
     )
 }
