@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sharding.matrices.spectrum import Spectrum
 from sharding.matrices.values import computable
-from sharding.rounds.shard import Shard, Terms, Update
+from sharding.rounds.codec import Terms
+from sharding.rounds.shard import Shard, Update
 from sharding.terms.strategies import Allocation, LayerContext
 from sharding.transport.compression import EXACT, round_columns, round_outputs
 

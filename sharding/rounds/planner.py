@@ -31,11 +31,11 @@ from sharding.modules.copies import meta_copy
 from sharding.modules.state import fixed_names, whole_state
 from sharding.modules.wrappers import named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
-from sharding.rounds.codec import CLIP
+from sharding.rounds.codec import CLIP, Terms
 from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import check_clip
 from sharding.rounds.plan import Client, Draw, Plan, grouped
-from sharding.rounds.shard import Shard, Terms
+from sharding.rounds.shard import Shard
 from sharding.terms.designs import DESIGNS, successive_design
 from sharding.terms.designs.design import Design
 from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio, num_terms

@@ -7,7 +7,7 @@ client computes with the server's, and they are not averaged. With a compression
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,63 +22,31 @@ from sharding.matrices.values import as_real, computable, difference
 from sharding.modules.copies import load
 from sharding.modules.state import batch_counters, is_transmitted
 from sharding.modules.wrappers import full_tensor, key, named_modules, named_state
-from sharding.rounds import codec
-from sharding.rounds.codec import CLIP
+from sharding.rounds.codec import CLIP, Message
 from sharding.rounds.frozen import digest_of
 from sharding.transport import serialize
 from sharding.transport.compression import EXACT, round_columns, round_outputs
-from sharding.transport.serialize import Metadata, Named
-
-UPDATE = "client's update"  # in messages
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
-    """The singular terms of one layer that one client holds.
-
-    Attributes:
-        indices: which terms of the spectrum, ascending, shape (n,), int64.
-        u: u' of these terms, shape (out, n).
-        v: v' of these terms, shape (in, n).
-        multipliers: ω of these terms, shape (n,).
-    """
-
-    indices: Tensor
-    u: Tensor
-    v: Tensor
-    multipliers: Tensor
-
-    def to(self, device: torch.device | str) -> "Terms":
-        """Return the same terms on a device."""
-        return Terms(*(part.to(device) for part in (self.indices, self.u, self.v, self.multipliers)))
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
+class Shard(Message):
     """One client's part of the model in one round.
 
+    Its other attributes are those of `Message`.
+
     Attributes:
-        terms: by layer name.
         whole: everything else in the state dict (first and last layers, norms, biases, embeddings), by state-dict key,
             except what is in `Frozen`, extra state, and the counters of batch norms, which belong to each model. The
             shards of a round share these tensors, which are never written to.
-        keep_ratio: r that it was cut for; 1 where nothing is left out.
         fixed: the names in `terms` and `whole` that are neither trained nor sent back; integers always are.
-        plan_id: its plan, ``<round>-<digest>``; an update must belong to the same one. Empty outside a plan.
-        compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
         tail: by layer, the terms that only stronger clients of the round train, which the client holds frozen, as
             `sharding.matrices.quantization.quantize_terms` stores them. It is not returned.
-        frozen_digest: of the `Frozen` that the client's model needs; empty where it needs none.
         clip: τ with which the client trains, see `sharding.clip_and_decay`; None for no clipping.
     """
 
-    terms: Mapping[str, Terms]
-    whole: Mapping[str, Tensor]
-    keep_ratio: float = 1.0
+    what = "shard"
+
     fixed: frozenset[str] = frozenset()
-    plan_id: str = ""
-    compression: str = EXACT
-    frozen_digest: str = ""
     tail: Mapping[str, Tensor] = field(default_factory=dict)
     clip: float | None = CLIP
 
@@ -89,46 +57,10 @@ class Shard:
             f"{self.nbytes / 1000:,.0f} kB, plan_id={self.plan_id[:7]!r})"
         )
 
-    @property
-    def nbytes(self) -> int:
-        """The exact length of `to_bytes()`, computed without encoding."""
-        return codec.size_of(_message(self))
-
-    def to_bytes(self) -> bytes:
-        """Return the wire form: a safetensors file with keys ``terms/<layer>/<part>``, ``dense/<name>`` and
-        ``tail/<layer>/terms``.
-
-        Keys of fixed tensors begin with ``frozen/``. Keep ratio and plan are in the file's metadata. Values that the
-        compression cannot represent are rounded; a planner's shards are rounded already.
-        """
-        return serialize.to_bytes(*self.to_tensors())
-
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Read the wire form back, onto the CPU.
-
-        Names, types and shapes are checked against each other; values are not checked.
-
-        Raises:
-            UserError: the bytes are not a shard.
-        """
-        return cls.from_tensors(*serialize.from_bytes(data))
-
-    def to_tensors(self) -> tuple[Named, Metadata]:
-        """Return the tensors and the metadata of the wire form."""
-        return codec.encode(_message(self))
-
-    @classmethod
-    def from_tensors(cls, tensors: Named, metadata: Metadata) -> Self:
-        """Read what `to_tensors` returned, with the checks of `from_bytes`.
-
-        Raises:
-            UserError: they are not those of a shard.
-        """
-        message = _decoded(tensors, metadata, "shard")
-        if message.changes:
+    def _check(cls, values: Mapping[str, Any]) -> None:
+        if values["changes"]:
             raise UserError("this is not a shard: its values are changes")
-        return cls(**_fields(cls, message))
 
     def write(self, path: Path | str) -> None:
         """Write the wire form to a file."""
@@ -143,11 +75,9 @@ class Shard:
         """
         return cls.from_tensors(*serialize.from_file(path))
 
-    def to(self, device: torch.device | str) -> "Shard":
+    def to(self, device: torch.device | str) -> Self:
         """Return the same values on a device."""
-        terms = {name: each.to(device) for name, each in self.terms.items()}
-        whole, tail = ({name: part.to(device) for name, part in each.items()} for each in (self.whole, self.tail))
-        return replace(self, terms=terms, whole=whole, tail=tail)
+        return replace(super().to(device), tail={name: part.to(device) for name, part in self.tail.items()})
 
     def state(self) -> dict[str, Tensor]:
         """Return all values by their names in the state dict of a client's model: ``<layer>.u`` and so on."""
@@ -161,16 +91,6 @@ class Shard:
     def is_fixed(self, name: str) -> bool:
         """Whether a name of `state` belongs to a fixed layer or tensor."""
         return (name if name in self.whole else name.rpartition(".")[0]) in self.fixed
-
-    def trained(self) -> dict[str, Tensor]:
-        """Return what a client trains: u and v of every layer, as ``<layer>.<part>``, and what is sent whole."""
-        factors = {
-            key(layer, part): getattr(terms, part)
-            for layer, terms in self.terms.items()
-            for part in "uv"
-            if layer not in self.fixed
-        }
-        return factors | {name: tensor for name, tensor in self.whole.items() if name not in self.fixed}
 
     @torch.no_grad()
     def returned(self, values: Mapping[str, Tensor]) -> "Update":
@@ -282,97 +202,30 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Update:
+class Update(Message):
     """What a client sends back: all that it trained of its shard.
+
+    Its other attributes are those of `Message`, and the shard's.
 
     Attributes:
         terms: by layer name; their indices and ω are those of the shard.
         whole: what was trained whole, by state-dict key.
-        keep_ratio: the shard's.
-        plan_id: the shard's, ``<round>-<digest>``.
-        compression: the shard's.
         changes: whether u, v and `whole` are changes from what was sent, as with a compression that rounds, or new
             values.
-        frozen_digest: the shard's.
     """
 
-    terms: Mapping[str, Terms]
-    whole: Mapping[str, Tensor]
-    keep_ratio: float = 1.0
-    plan_id: str = ""
-    compression: str = EXACT
+    what = "client's update"
+
     changes: bool = False
-    frozen_digest: str = ""
 
     def __repr__(self) -> str:
         size = self.nbytes / 1000
         return f"Update(layers={len(self.terms)}, {size:,.0f} kB, plan_id={self.plan_id[:7]!r})"
 
-    @property
-    def nbytes(self) -> int:
-        """The exact length of `to_bytes()`, computed without encoding."""
-        return codec.size_of(_message(self))
-
-    def to_bytes(self) -> bytes:
-        """Return the wire form, as `Shard.to_bytes`."""
-        return serialize.to_bytes(*self.to_tensors())
-
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Read the wire form back, as `Shard.from_bytes`.
-
-        Raises:
-            UserError: the bytes are not an update; a shard with fixed tensors or a tail is none.
-        """
-        return cls.from_tensors(*serialize.from_bytes(data, UPDATE))
-
-    def to_tensors(self) -> tuple[Named, Metadata]:
-        """Return the tensors and the metadata of the wire form."""
-        return codec.encode(_message(self))
-
-    @classmethod
-    def from_tensors(cls, tensors: Named, metadata: Metadata) -> Self:
-        """Read what `to_tensors` returned, with the checks of `from_bytes`.
-
-        Raises:
-            UserError: they are not those of an update.
-        """
-        message = _decoded(tensors, metadata, UPDATE)
-        if fixed := sorted(message.fixed | message.tail.keys()):
+    def _check(cls, values: Mapping[str, Any]) -> None:
+        if fixed := sorted(values["fixed"] | values["tail"].keys()):
             raise UserError(f"fixed tensors were returned: {', '.join(fixed[:3])[:200]}")
-        return cls(**_fields(cls, message))
-
-    def to(self, device: torch.device | str) -> "Update":
-        """Return the same values on a device."""
-        terms = {name: each.to(device) for name, each in self.terms.items()}
-        return replace(self, terms=terms, whole={name: part.to(device) for name, part in self.whole.items()})
-
-    def trained(self) -> dict[str, Tensor]:
-        """Return u and v of every layer, and what is sent whole, by the names of `Shard.trained`."""
-        factors = {key(layer, part): getattr(terms, part) for layer, terms in self.terms.items() for part in "uv"}
-        return factors | dict(self.whole)
-
-
-def _message(sent: Shard | Update) -> codec.Message:
-    return codec.Message(**vars(sent) | {"terms": {layer: vars(terms) for layer, terms in sent.terms.items()}})
-
-
-def _decoded(tensors: Named, metadata: Metadata, what: str) -> codec.Message:
-    """Return what the tensors and the metadata of the wire form have.
-
-    Raises:
-        UserError: they are no message; the error calls it `what`.
-    """
-    try:
-        return codec.decode(tensors, metadata)
-    except UserError as error:
-        raise UserError(f"this is not a {what}: {error}") from error
-
-
-def _fields(kind: type[Shard | Update], message: codec.Message) -> dict[str, Any]:
-    """Return the fields of a shard, or of an update, by name."""
-    named = {each.name: getattr(message, each.name) for each in fields(kind)}
-    return named | {"terms": {layer: Terms(**parts) for layer, parts in message.terms.items()}}
 
 
 def _now(slot: Tensor, sent: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from sharding.matrices.spectrum import Spectrum, decompose
 from sharding.modules.wrappers import named_modules
 from sharding.rounds.aggregation.aggregate import Outcome
 from sharding.rounds.aggregation.guards import Guard
-from sharding.rounds.shard import Terms
+from sharding.rounds.codec import Terms
 
 
 def make_net() -> nn.Sequential:

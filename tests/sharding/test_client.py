@@ -26,9 +26,9 @@ from sharding import (
     train_shard,
     unpack_attention,
 )
+from sharding.rounds.codec import Terms
 from sharding.rounds.failures import Failure
 from sharding.rounds.norms import update_norm
-from sharding.rounds.shard import Terms
 from tests.sharding.models import KINDS, aggregate, make_net, make_plan, make_skeleton, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
 

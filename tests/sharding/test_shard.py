@@ -14,8 +14,8 @@ from torch import nn
 from sharding import COMPRESSIONS, Shard, ShardPlanner, Update, UserError, client_model, factorize
 from sharding.factorization import CoverageWarning
 from sharding.modules.state import whole_state
+from sharding.rounds.codec import Terms
 from sharding.rounds.norms import update_norm
-from sharding.rounds.shard import Terms
 from tests.sharding.models import aggregate, make_net, make_plan, perturbed
 
 

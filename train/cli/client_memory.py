@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from sharding import Shard, ShardPlanner
 from sharding.errors import UserError
-from sharding.rounds.shard import Terms
+from sharding.rounds.codec import Terms
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.engines import Job

@@ -25,9 +25,9 @@ from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import named_modules, unwrap
 from sharding.rng import seed_of
 from sharding.rounds.client import train_model
+from sharding.rounds.codec import Terms
 from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
-from sharding.rounds.shard import Terms
 from train.engines.capture import CAPTURES, Capturing, Draws, Step, make_capturable, restart, starts_at_zero
 from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import loss_of, make_optimizer, raw_batches

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from sharding import Shard, UserError
-from sharding.rounds.shard import Terms
+from sharding.rounds.codec import Terms
 from train.data import DATASETS, Dataset, Split, empty_dataset, load_dataset
 from train.experiment.assembly import assemble, make_model
 from train.federate.client_app import open_data, partition_of, read_data, write_data

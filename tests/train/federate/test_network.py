@@ -44,11 +44,11 @@ def assert_equals_a_simulation(directory, small, *overrides):
 def other_version(folder):
     """Write another version of the library, which reads no shard of ours."""
     copytree(ROOT / "sharding", folder / "sharding", ignore=ignore_patterns("__pycache__"))
-    shard = folder / "sharding" / "rounds" / "shard.py"
-    source = shard.read_text()
-    reading = 'message = _decoded(tensors, metadata, "shard")'
+    codec = folder / "sharding" / "rounds" / "codec.py"
+    source = codec.read_text()
+    reading = "values = _decoded(tensors, metadata)"
     assert reading in source
-    shard.write_text(source.replace(reading, "raise RuntimeError"))
+    codec.write_text(source.replace(reading, "raise RuntimeError"))
     return folder
 
 
