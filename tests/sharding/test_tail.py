@@ -123,8 +123,8 @@ def test_strategy_that_draws_terms_has_no_tail(strategy):
 
 @pytest.mark.parametrize("tail", ["int4", "float32"])
 def test_tails_of_all_keep_ratios_are_parts_of_the_longest(tail):
-    plan = planned(nn.Sequential(nn.Linear(40, 50)), tail, {ratio: ratio for ratio in (0.1, 0.4, 0.7, 1.0)})
-    tails = {ratio: plan.shard(ratio).tail["0"] for ratio in (0.1, 0.4, 0.7)}
+    plan = planned(nn.Sequential(nn.Linear(40, 50)), tail, {str(ratio): ratio for ratio in (0.1, 0.4, 0.7, 1.0)})
+    tails = {ratio: plan.shard(ratio).tail["0"] for ratio in ("0.1", "0.4", "0.7")}
     assert len({stored.untyped_storage().data_ptr() for stored in tails.values()}) == 1
     plan = planned(nn.Sequential(nn.Conv2d(8, 6, 3, groups=2), nn.Linear(9, 7)), tail)
     for client in ("weak", "middle"):
