@@ -82,7 +82,7 @@ def _compute(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     A batch norm would count a batch twice, and a spectral norm iterate twice. A cache of keys would have them twice: in
     training it has no use, so the block gets none.
     """
-    if not torch.is_grad_enabled() or torch.jit.is_tracing():
+    if not torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return block(*args, **kwargs)
     args = tuple(None if _is_cache(value) else value for value in args)
     kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
