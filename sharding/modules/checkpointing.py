@@ -10,12 +10,14 @@ Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv 1604.0
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
+from torch.func import functional_call
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from sharding.errors import UserError
 from sharding.validation import typed
@@ -36,9 +38,10 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
         UserError: the model has no blocks.
     """
     check_has_blocks(model)
-    contexts = partial(create_selective_checkpoint_contexts, _policy)
     for container, name in [*_blocks(model)]:
-        setattr(container, name, checkpoint_wrapper(container.get_submodule(name), context_fn=contexts))
+        block = container.get_submodule(name)
+        if not isinstance(block, CheckpointWrapper):
+            setattr(container, name, checkpoint_wrapper(block, checkpoint_fn=_compute))
     if hasattr(model, "checkpoint_stem"):
         model.checkpoint_stem = True  # type: ignore[assignment]
     return model
@@ -71,6 +74,34 @@ def _blocks(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             yield module, name
         else:
             yield from _blocks(child)
+
+
+def _compute(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Compute a block, and again in the backward pass with the buffers of the first time and without another effect.
+
+    A batch norm would count a batch twice, and a spectral norm iterate twice. A cache of keys would have them twice: in
+    training it has no use, so the block gets none.
+    """
+    if not torch.is_grad_enabled() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return block(*args, **kwargs)
+    args = tuple(None if _is_cache(value) else value for value in args)
+    kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    if torch.compiler.is_compiling():  # repeats no effect
+        return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    # buffers with two dimensions are frozen weights, tables or masks
+    before = {name: buffer.clone() for name, buffer in block.named_buffers() if buffer.dim() < 2}
+    times = count()
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return block(*args, **kwargs) if next(times) == 0 else functional_call(block, before, args, kwargs)
+
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether an argument is a cache of transformers, to which a block adds its keys."""
+    return any(kind.__name__ == "Cache" for kind in type(value).__mro__)
 
 
 def _policy(_: Any, operation: Any, *args: Any, **__: Any) -> CheckpointPolicy:

@@ -1,10 +1,13 @@
 """Blocks that are computed again: the same updates to the bit, for less memory, and no first product twice."""
 
+import copy
 from collections import Counter
 
 import pytest
 import torch
+import transformers
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -101,6 +104,49 @@ def test_checkpointed_blocks_take_less_memory():
             small(torch.randn(32, 3, 32, 32)).square().sum().backward()
         peaks.append(peak.nbytes)
     assert peaks[1] < 0.7 * peaks[0]
+
+
+class Normed(nn.Module):
+    """A block that writes its buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.out = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return x + self.out(self.norm(self.fc(x)).relu())
+
+
+@pytest.mark.parametrize("change", [checkpoint_blocks, lambda model: checkpoint_blocks(checkpoint_blocks(model))])
+def test_checkpointed_blocks_write_their_buffers_once(change):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 8), Normed(), Normed(), nn.Linear(8, 2))
+    checkpointed = change(copy.deepcopy(plain))
+    x, states = torch.randn(4, 8), []
+    for model in (plain, checkpointed):
+        for _ in range(2):
+            model(x).square().sum().backward()
+        state = named_state(model)
+        states.append(state | {f"{name}.grad": part.grad for name, part in state.items() if part.requires_grad})
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert sum(isinstance(module, CheckpointWrapper) for module in checkpointed.modules()) == 2
+
+
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_checkpointed_blocks_get_no_cache_of_keys(kind):
+    make = getattr(transformers, kind)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"d_kv": 8, "d_ff": 32, "decoder_start_token_id": 0, "pad_token_id": 0}
+    model = make(make.config_class(vocab_size=11, use_cache=True, **sizes))
+    shard = ShardPlanner("top_n").plan(model, {0: 0.5}).shard(0)
+    updates = []
+    for checkpoint in (False, True):
+        torch.manual_seed(1)  # of dropout
+        batches = [{"input_ids": TOKENS, "labels": TOKENS}]
+        updates.append(train_shard(model, shard, batches, lr=0.1, checkpoint=checkpoint).to_bytes())
+    assert updates[0] == updates[1]
 
 
 def test_model_without_blocks_raises():
