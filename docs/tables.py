@@ -259,8 +259,8 @@ def client_memory() -> str:
         sizes = (f"{case[what] / 1e6:,.0f}" for what in ("tensors", "process") for case in (plain, checkpointed))
         seconds = (f"{case.seconds:.2f}" for case in (plain, checkpointed))
         rows.append((names[model], label, f"{plain['round'] / 1e6:.1f}", *sizes, *seconds))
-    header = ("", "client", "MB a round", "tensors, MB", "checkpointed", "process, MB", "checkpointed", "s a step", "checkpointed")
-    return markdown_table(header, rows, 2)
+    measures = (part for what in ("tensors, MB", "process, MB", "s a step") for part in (what, "checkpointed"))
+    return markdown_table(("", "client", "MB a round", *measures), rows, 2)
 
 
 PARTS: Mapping[str, Table] = EXCERPTS | {
