@@ -240,6 +240,7 @@ def test_auto_engine_with_too_few_open_files_falls_back_and_closes_what_it_opene
 
 def test_auto_engine_with_a_full_temporary_folder_falls_back_to_sequential(monkeypatch, caplog):
     monkeypatch.setattr(processes, "num_cores", lambda: 2)
+    processes.context_of()  # else the fork server, which stays, could start with the limit
     with limited(resource.RLIMIT_FSIZE, 1000):
         engine = ENGINES["auto"](make_job())
     assert isinstance(engine, SequentialEngine)
