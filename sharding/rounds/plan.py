@@ -115,8 +115,12 @@ class Plan(Collection[Client]):
         Raises:
             KeyError: the client is not in the plan.
         """
-        template = self.template(client)
-        return template.returned(template.trained()).nbytes
+        return self._update_sizes[self._keep_ratios[client]]
+
+    @cached_property
+    def _update_sizes(self) -> dict[float, int]:
+        """The bytes of an update by keep ratio; those of one ratio have the same size."""
+        return {ratio: self.template(clients[0]).update_nbytes for ratio, clients in self.groups.items()}
 
     def _drawn_by(self, client: Client) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
         """Return an iterator over the layers, with the indices and multipliers of a client's terms."""

@@ -341,13 +341,13 @@ def _adds_tail(layer: nn.Module) -> bool:
 
 
 def _check_compression(layers: Mapping[str, nn.Module], whole: Mapping[str, Tensor], compression: str) -> None:
-    """Raise a `UserError` if a compression rounds nothing that is sent, or its type is one of the model's own."""
+    """Raise a `UserError` if a compression that rounds has nothing to round, or its type is one of the model's own."""
     terms = {form_of(layer).dtype for layer in layers.values()}
     if compression == "bfloat16" and torch.bfloat16 in terms | {part.dtype for part in whole.values()}:
         raise UserError(
             "compression='bfloat16' is for weights in float32; this model has some in bfloat16: leave it out"
         )
-    if compression != EXACT and torch.float32 not in terms | {part.dtype for part in whole.values() if part.dim() > 1}:
+    if torch.float32 not in terms | {part.dtype for part in whole.values() if part.dim() > 1}:
         raise UserError(
             f"compression={compression!r} is for weights in float32; this model sends none in float32: leave it out"
         )

@@ -92,6 +92,11 @@ class Shard(Message):
         """Whether a name of `state` belongs to a fixed layer or tensor."""
         return (name if name in self.whole else name.rpartition(".")[0]) in self.fixed
 
+    @property
+    def update_nbytes(self) -> int:
+        """The exact length of the bytes of an update of this shard, of which no value is read."""
+        return self.returned(self.trained()).nbytes
+
     @torch.no_grad()
     def returned(self, values: Mapping[str, Tensor]) -> "Update":
         """Return the update with these values, by the names of `trained`.

@@ -91,7 +91,7 @@ class Experiment:
         ratios, planner = Counter(self.keep_ratios.values()), self.server.planner
         shards = {ratio: planner.template(self.model, ratio, max(ratios)) for ratio in ratios}
         down = sum(count * shards[ratio].nbytes for ratio, count in ratios.items())
-        up = sum(count * shards[r].returned(shards[r].trained()).nbytes for r, count in ratios.items())
+        up = sum(count * shards[ratio].update_nbytes for ratio, count in ratios.items())
         return down / ratios.total(), up / ratios.total()
 
     def lr(self, t: int) -> float:
