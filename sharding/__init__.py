@@ -19,7 +19,6 @@ from sharding.factorization.save import load_factorized, save_factorized
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
 from sharding.modules.checkpointing import checkpoint_blocks
 from sharding.rounds.aggregation.fed_yogi import FedYogi
-from sharding.rounds.aggregation.guards import MaxShare, NormBound
 from sharding.rounds.aggregation.iterate_average import iterate_average
 from sharding.rounds.client import client_model, init_empty, train_shard
 from sharding.rounds.frozen import Frozen
@@ -69,8 +68,6 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "Shard",
     "Update",
     "Frozen",
-    "NormBound",
-    "MaxShare",
     "Gaussian",
     "FedYogi",
     "iterate_average",

@@ -21,8 +21,7 @@ Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_
 Where the server's layer is factorized, Δ is that of its factors (`sharding.matrices.product`). Added to them, it gives
 the same Σ ū v̄ᵀ over all terms, of which those that nobody drew are as they were.
 
-Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded. Guards against
-updates that are finite but wrong are in `sharding.rounds.aggregation.guards`.
+Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded.
 """
 
 import logging
