@@ -34,12 +34,11 @@ import torch
 from torch import Tensor
 
 from sharding.errors import safe_repr
-from sharding.matrices.product import ProductSpectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
 from sharding.rounds.aggregation.faults import NOTHING, find_misfit, find_spoiled
-from sharding.rounds.aggregation.means import RunningMean, weight_change
+from sharding.rounds.aggregation.means import RunningMean
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.shard import Update
@@ -165,11 +164,8 @@ class Average:
 
     def _layer_changes(self, layer: str, u: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and Δ of each weight of a sharded layer whose terms move to ū and v̄, float64."""
-        spectrum = self._plan.spectra[layer]
-        if isinstance(spectrum, ProductSpectrum):
-            yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
-        else:
-            yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
+        for name, change in self._plan.spectra[layer].changes(u, v).items():
+            yield key(layer, name), change.view(self._plan.shapes[key(layer, name)])
 
 
 def _no_weight(value: object) -> str:
