@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer, as_blocks, num_blocks, padding_row
+from sharding.layers.base import dense_weight
 from sharding.matrices.product import decompose_product
 from sharding.matrices.spectrum import Choose, Spectrum, check_matrices, decompose_batch, map_batches
 from sharding.matrices.values import first_flagged
@@ -44,7 +45,7 @@ def form_of(layer: nn.Module) -> Form:
     if isinstance(layer, FactorizedLayer):
         blocks = layer.num_blocks
         return Form(blocks, len(layer.u) // blocks, layer.columns, layer.num_terms, layer.u.dtype)
-    weight, blocks = _weight(layer), num_blocks(layer)
+    weight, blocks = dense_weight(layer), num_blocks(layer)
     rows, columns = weight.shape[0] // blocks, weight.shape[1:].numel()
     return Form(blocks, rows, columns, min(rows, columns), weight.dtype)
 
@@ -118,10 +119,4 @@ def _decompose(layers: Sequence[nn.Module], choices: Sequence[Choose]) -> Sequen
 
 
 def _blocks(layer: nn.Module) -> Tensor:
-    return as_blocks(full_tensor(_weight(layer)).detach(), num_blocks(layer))
-
-
-def _weight(layer: nn.Module) -> Tensor:
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight
+    return as_blocks(full_tensor(dense_weight(layer)).detach(), num_blocks(layer))

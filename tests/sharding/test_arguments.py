@@ -54,7 +54,6 @@ PUBLIC: dict[str, dict[str, Any]] = {  # valid arguments of each function
     "shardable_layers": {"model": MODEL, "skip": "0", "also": ()},
     "Energy": {"share": 0.9},
     "Budget": {"parameters": 1000},
-    "split_layers": {"model": MODEL, "parts": {"1": 2}, "inplace": False},
     "unpack_attention": {"model": MODEL, "inplace": False},
     "register_layer": {"dense_type": nn.Bilinear, "factorized_type": FactorizedLinear, "on_demand": True},
     "save_factorized": {"model": SMALL, "folder": "one"},
