@@ -28,7 +28,7 @@ from scale import KEEP_RATIO, forget_peak, gpt2, trained
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
-from sharding import Frozen, MaxShare, Plan, Server, ShardPlanner
+from sharding import Frozen, Plan, Server, ShardPlanner
 from sharding.flower.messages import METRICS, NODE, pack
 from train.config.schema import check_config
 from train.federate.nodes_engine import NodesEngine
@@ -115,7 +115,7 @@ def serve(num_clients: int, layers: int) -> Row:
     roster = Roster(grid, config, Timeouts(60, 60))
     while len(roster.connected()) < num_clients:
         pass
-    server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), guards=[MaxShare(MAX_SHARE)])
+    server = Server(gpt2(layers, vocabulary=256), ShardPlanner("top_n"), max_share=MAX_SHARE)
     job: Any = SimpleNamespace(local=config.local, device="cpu", lr=lambda client, lr: lr, frozen=Frozen({}))
     engine = NodesEngine(roster, job)
     plan = grid.plan = server.plan(dict.fromkeys(range(num_clients), KEEP_RATIO), round=0)

@@ -13,13 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from sharding import recipes as recipes
 from sharding.client_sampling import SAMPLERS, Population, Sampler
 from sharding.errors import UserError
-from sharding.factorization import Budget, Energy, factorize, merge, shardable_layers, split_layers, unpack_attention
+from sharding.factorization import Budget, Energy, factorize, merge, shardable_layers, unpack_attention
 from sharding.factorization.lora import export_lora, freeze_except_factors
 from sharding.factorization.save import load_factorized, save_factorized
 from sharding.layers import FactorizedConv, FactorizedLayer, FactorizedLinear, register_layer
 from sharding.modules.checkpointing import checkpoint_blocks
 from sharding.rounds.aggregation.fed_yogi import FedYogi
-from sharding.rounds.aggregation.guards import MaxShare, NormBound
 from sharding.rounds.aggregation.iterate_average import iterate_average
 from sharding.rounds.client import client_model, init_empty, train_shard
 from sharding.rounds.frozen import Frozen
@@ -51,7 +50,6 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "shardable_layers",
     "Energy",
     "Budget",
-    "split_layers",
     "unpack_attention",
     "register_layer",
     "save_factorized",
@@ -69,8 +67,6 @@ __all__ = [  # noqa: RUF022 - by theme, as docs/reference/api.md lists it
     "Shard",
     "Update",
     "Frozen",
-    "NormBound",
-    "MaxShare",
     "Gaussian",
     "FedYogi",
     "iterate_average",

@@ -8,7 +8,7 @@ from sharding.factorization.replace import factorize, merge
 from sharding.factorization.report import CoverageWarning, FactorizationReport, LayerReport
 from sharding.factorization.shardable import ENDS, Pattern, Patterns, as_patterns, shardable_layers
 from sharding.factorization.terms import Budget, Energy
-from sharding.factorization.unpack import split_layers, unpack_attention
+from sharding.factorization.unpack import unpack_attention
 
 __all__ = [
     "ENDS",
@@ -23,6 +23,5 @@ __all__ = [
     "factorize",
     "merge",
     "shardable_layers",
-    "split_layers",
     "unpack_attention",
 ]

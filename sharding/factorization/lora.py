@@ -74,8 +74,8 @@ def export_lora(
     """Write the change of a model's factorized layers as an adapter that `peft.PeftModel.from_pretrained` loads.
 
     An adapter holds only factors. Call `freeze_except_factors` before training, or list the other modules that were
-    trained, such as a new head, in `modules_to_save`. Where attention was unpacked or layers were split, load the
-    adapter on a model that was treated alike, by `unpack_attention` or `split_layers`.
+    trained, such as a new head, in `modules_to_save`. Where attention was unpacked, load the adapter on
+    `unpack_attention(model)`.
 
     PEFT does not follow every model. If it is installed, the adapter is loaded once, and must reach all of its layers.
     Only a comparison of outputs finds models whose forward pass reads `layer.weight` without a call of the layer, so
@@ -92,8 +92,8 @@ def export_lora(
 
     Raises:
         UserError: PEFT cannot represent a layer (a convolution that is transposed, dilated, grouped, or padded with
-            anything but zeros, or a layer with two names), `start` lacks it (it was unpacked or split from a layer of
-            the dense model) or its residual, something outside the factors and `modules_to_save` changed, a parameter
+            anything but zeros, or a layer with two names), `start` lacks it (it was unpacked from a layer of the
+            dense model) or its residual, something outside the factors and `modules_to_save` changed, a parameter
             has NaN or Inf, a pattern matches nothing, the folder holds an adapter already, or PEFT applies the adapter
             in part, or not at all. Nothing is written then.
         ImportError: a batch is given, and PEFT is not installed.

@@ -80,7 +80,7 @@ def check_outputs(model: nn.Module, start: nn.Module, folder: Path, batch: Batch
 
 
 def _dense(model: nn.Module) -> nn.Module:
-    """Replace the factorized layers of a copy by dense ones, without wrappers; what was unpacked or split stays so."""
+    """Replace the factorized layers of a copy by dense ones, without wrappers; what was unpacked stays so."""
     model = without_wrappers(model)
     layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
     return replace_modules(model, {id(layer): layer.to_dense() for layer in layers})

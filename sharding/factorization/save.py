@@ -1,6 +1,6 @@
 """Save a factorized model in a folder: its tensors in safetensors, its structure in JSON.
 
-The folder records which layers are factorized, with how many terms and which residual, and what was unpacked or split.
+The folder records which layers are factorized, with how many terms and which residual, and what was unpacked.
 `load_factorized` rebuilds the model from the folder and the dense model's structure, without a dense weight or an SVD.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.factorization.support import TO_BUILD, TO_SAVE, check_supported
-from sharding.factorization.unpack import split_layers, unpack
-from sharding.layers import FactorizedLayer, SplitLinear, UnpackedAttention
+from sharding.factorization.unpack import unpack
+from sharding.layers import FactorizedLayer, UnpackedAttention
 from sharding.layers.registry import factorize_empty
 from sharding.matrices.quantization import Format, format_of
 from sharding.modules.copies import check_has_values, fill, meta_copy
@@ -53,7 +53,6 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
         "format": FORMAT,
         "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
         "unpacked": [name for name, part in modules.items() if isinstance(part, UnpackedAttention)],
-        "split": {name: part.sizes for name, part in modules.items() if isinstance(part, SplitLinear)},
         "residuals": {
             name: format_of(part.residual)
             for name, part in modules.items()
@@ -139,16 +138,12 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _is_structure(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration has layers with terms, residuals, unpacked layers, and split ones with sizes."""
-    layers, unpacked, split, residuals = (config.get(part) for part in ("layers", "unpacked", "split", "residuals"))
-    if not (isinstance(layers, dict) and isinstance(unpacked, list) and isinstance(split, dict)):
+    """Return whether a configuration has layers with terms, residuals, and unpacked layers."""
+    layers, unpacked, residuals = (config.get(part) for part in ("layers", "unpacked", "residuals"))
+    if not (isinstance(layers, dict) and isinstance(unpacked, list) and isinstance(residuals, dict)):
         return False
-    if not (isinstance(residuals, dict) and all(kind in get_args(Format) for kind in residuals.values())):
-        return False
-    sizes = [size for parts in split.values() for size in (parts if isinstance(parts, list) else [None])]
-    return all(isinstance(name, str) for name in unpacked) and all(
-        type(number) is int for number in (*layers.values(), *sizes)
-    )
+    formats, numbers = all(kind in get_args(Format) for kind in residuals.values()), layers.values()
+    return formats and all(isinstance(name, str) for name in unpacked) and all(type(n) is int for n in numbers)
 
 
 def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
@@ -157,11 +152,10 @@ def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
 
 
 def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) -> nn.Module:
-    """Unpack, split and factorize an empty model as the configuration states, in place."""
-    replaced = [*config["unpacked"], *config["split"]]
-    inside = tuple(f"{name}." if name else "" for name in replaced)
+    """Unpack and factorize an empty model as the configuration states, in place."""
+    inside = tuple(f"{name}." if name else "" for name in config["unpacked"])
     modules = dict(named_modules(model))
-    missing = [name for name in replaced if name not in modules]
+    missing = [name for name in config["unpacked"] if name not in modules]
     missing += [name for name in config["layers"] if name not in modules and not name.startswith(inside)]
     problems = [f"the model has no {', '.join(missing)}"] if missing else []
     problems += [
@@ -172,7 +166,6 @@ def _structure(model: nn.Module, config: Mapping[str, Any], folder: str | Path) 
     if problems:
         raise UserError(f"{folder} does not fit this {type(model).__name__}: {'; '.join(problems)}")
     model = unpack(model, config["unpacked"])
-    model = split_layers(model, config["split"], inplace=True)
     return factorize_empty(model, config["layers"], config["residuals"])
 
 

@@ -1,15 +1,14 @@
-"""Replace fused and packed projections by separate layers, so that each can be sharded, and back."""
+"""Replace the packed projections of attention by separate layers, so that each can be sharded, and back."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
-from sharding.errors import UserError
-from sharding.factorization.shardable import Pattern, matching, packed_attention
-from sharding.factorization.support import TO_REPLACE, ModelContext, check_supported
-from sharding.layers import SplitLinear, UnpackedAttention
+from sharding.factorization.shardable import packed_attention
+from sharding.factorization.support import TO_REPLACE, check_supported
+from sharding.layers import UnpackedAttention
 from sharding.modules.copies import copied, replace_modules
-from sharding.modules.wrappers import get_submodule, named_modules
+from sharding.modules.wrappers import get_submodule
 from sharding.validation import typed
 
 NESTED_TENSOR = "use_nested_tensor_when_packed"  # the encoder's own flag, which `pack` restores
@@ -27,37 +26,6 @@ def unpack_attention(model: nn.Module, inplace: bool = False) -> nn.Module:
     return unpack(model, packed_attention(model, ()))
 
 
-@typed
-def split_layers(model: nn.Module, parts: Mapping[Pattern, int | Sequence[int]], inplace: bool = False) -> nn.Module:
-    """Replace fused linear layers by ones whose parts are layers; `merge` fuses them again.
-
-    Args:
-        model: any module; it is not changed unless `inplace`.
-        parts: the number of equal parts of the outputs, or their sizes, by pattern: ``{"attn.qkv": 3}``.
-        inplace: change `model` itself instead of a copy.
-
-    Raises:
-        UserError: a pattern matches nothing, the outputs of a layer cannot be split like this, or its weight is tied.
-    """
-    check_supported(model, TO_REPLACE)
-    model = model if inplace else copied(model)
-    split, context = dict[str, SplitLinear](), ModelContext(model)
-    for pattern, sizes in parts.items():
-        linear = [
-            name
-            for name, module in named_modules(model)
-            if not (module._modules or isinstance(get_submodule(model, name.rpartition(".parts.")[0]), SplitLinear))
-        ]
-        if not (names := sorted(matching(model, linear, pattern, "split_layers"))):
-            raise UserError(f"split_layers pattern {pattern!r} matches no layer that has not been split")
-        for name in names:
-            layer = get_submodule(model, name)
-            if others := context.tied_names(name, layer, "weight"):
-                raise UserError(f"{name} cannot be split: its weight is tied to {', '.join(others)}")
-            split[name] = SplitLinear(layer, sizes)
-    return replace_modules(model, {id(get_submodule(model, name)): layer for name, layer in split.items()})
-
-
 def unpack(model: nn.Module, names: Iterable[str]) -> nn.Module:
     """Unpack the attentions of these names, in place."""
     packed = {name: get_submodule(model, name) for name in names}
@@ -73,13 +41,11 @@ def unpack(model: nn.Module, names: Iterable[str]) -> nn.Module:
 
 
 def pack(model: nn.Module) -> nn.Module:
-    """Undo unpacking and splitting, in place."""
-    fused: dict[int, nn.Module] = {}
+    """Undo unpacking, in place."""
+    packed: dict[int, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, UnpackedAttention):
-            fused[id(module)] = module.to_packed()
-        elif isinstance(module, SplitLinear):
-            fused[id(module)] = module.to_fused()
+            packed[id(module)] = module.to_packed()
         elif isinstance(module, nn.TransformerEncoder) and NESTED_TENSOR in vars(module):
             vars(module)["use_nested_tensor"] = vars(module).pop(NESTED_TENSOR)
-    return replace_modules(model, fused)
+    return replace_modules(model, packed)

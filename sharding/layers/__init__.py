@@ -8,7 +8,6 @@ from sharding.layers.conv import FactorizedConv, FactorizedConvTranspose
 from sharding.layers.embedding import FactorizedEmbedding, padding_row
 from sharding.layers.linear import FactorizedLinear, FactorizedTransposedLinear
 from sharding.layers.registry import factorized_type, is_affine, is_on_demand, register_layer
-from sharding.layers.split import SplitLinear
 
 for kind in (FactorizedLinear, FactorizedConv, FactorizedConvTranspose):
     for dense_type in kind.made_from:
@@ -22,7 +21,6 @@ __all__ = [
     "FactorizedLayer",
     "FactorizedLinear",
     "FactorizedTransposedLinear",
-    "SplitLinear",
     "UnpackedAttention",
     "as_blocks",
     "factorized_type",

@@ -25,7 +25,7 @@ from sharding.modules.wrappers import distribute_like, named_modules
 from sharding.validation import is_whole
 
 # Attributes that only the factorized layer has.
-DERIVED = ("dense_type", "weight_shape", "num_blocks", "axis")
+DERIVED = ("dense_type", "weight_shape", "num_blocks")
 FACTORS = ("u", "v", "multipliers")
 COMPUTED = (*FACTORS, "bias")  # plain attributes where pruning or normalization computes them
 # Hooks that users register on a layer; its replacement takes them over.
@@ -92,7 +92,7 @@ class FactorizedLayer(ComputesWeight):
         if residual_format is not None and not self.adds_residual:
             raise UserError(f"a {type(self).__name__} has no residual, since its adds_residual is not True")
         carry_over(dense, self)
-        weight, bias = _weight(dense), dense._parameters.get("bias")
+        weight, bias = dense_weight(dense), dense._parameters.get("bias")
         self.dense_type = type(dense)
         self.weight_shape: tuple[int, ...] = tuple(weight.shape)
         self.num_blocks = num_blocks(dense)
@@ -196,7 +196,7 @@ class FactorizedLayer(ComputesWeight):
         factorized = cls(layer, num_terms, residual_format)
         if factorized.u.is_meta:
             return factorized
-        blocks = as_blocks(_weight(layer).detach(), factorized.num_blocks)
+        blocks = as_blocks(dense_weight(layer).detach(), factorized.num_blocks)
         u, v = largest_terms(blocks, num_terms) if moment is None else weighted_terms(blocks, num_terms, moment)
         with torch.no_grad():
             factorized.u.copy_(u)
@@ -261,24 +261,20 @@ def num_blocks(layer: nn.Module) -> int:
     return layer.groups if isinstance(layer, _ConvNd) else 1
 
 
-def _weight(layer: nn.Module) -> Tensor:
+def dense_weight(layer: nn.Module) -> Tensor:
+    """Return a dense layer's weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight
 
 
 def carry_over(source: nn.Module, target: nn.Module) -> None:
-    """Copy attributes, hooks and the mode of a layer to its replacement."""
-    vars(target).update(plain_attributes(source))
-
-
-def plain_attributes(layer: nn.Module) -> dict[str, object]:
-    """Return a layer's attributes other than parameters, buffers, modules and this library's notes."""
-    return {
-        name: value
-        for name, value in vars(layer).items()
+    """Copy attributes, hooks and the mode of a layer to its replacement, but none of this library's notes."""
+    vars(target).update(
+        (name, value)
+        for name, value in vars(source).items()
         if name not in MACHINERY and name not in DERIVED and not (name in COMPUTED and isinstance(value, Tensor))
-    }
+    )
 
 
 def factorized_layers(model: nn.Module) -> dict[str, FactorizedLayer]:

@@ -1,20 +1,20 @@
 """Decompose sharded layers: the weight W of a dense layer, or the product L = UVᵀ of a factorized one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
 from sharding.layers import FactorizedLayer, as_blocks, num_blocks, padding_row
-from sharding.matrices.product import ProductDecomposition, decompose_product
-from sharding.matrices.spectrum import Decomposition, check_matrices, decompose_batch, group_by_shape, map_threads
+from sharding.layers.base import dense_weight
+from sharding.matrices.product import decompose_product
+from sharding.matrices.spectrum import Choose, Spectrum, check_matrices, decompose_batch, map_batches
 from sharding.matrices.values import first_flagged
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import full_tensor
-
-Result = TypeVar("Result")
 
 
 class Form(NamedTuple):
@@ -45,7 +45,7 @@ def form_of(layer: nn.Module) -> Form:
     if isinstance(layer, FactorizedLayer):
         blocks = layer.num_blocks
         return Form(blocks, len(layer.u) // blocks, layer.columns, layer.num_terms, layer.u.dtype)
-    weight, blocks = _weight(layer), num_blocks(layer)
+    weight, blocks = dense_weight(layer), num_blocks(layer)
     rows, columns = weight.shape[0] // blocks, weight.shape[1:].numel()
     return Form(blocks, rows, columns, min(rows, columns), weight.dtype)
 
@@ -76,67 +76,47 @@ def _named_matrices(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tens
             yield name, _blocks(layer)
 
 
-def decompose_layers(
-    layers: Mapping[str, nn.Module], function: Callable[[str, Decomposition | ProductDecomposition], Result]
-) -> dict[str, Result]:
-    """Decompose every layer, and return what a function of its name and its decomposition returns, by name.
+def decompose_layers(layers: Mapping[str, nn.Module], choose: Callable[[str, Tensor], Tensor]) -> dict[str, Spectrum]:
+    """Decompose every layer, and return the spectra with the terms that a function of name and magnitudes chooses.
 
-    A decomposition is forgotten at once: all of them together take more memory than the model. Side by side on a CPU.
+    All vectors of all layers together would take more memory than the model. Layers are decomposed side by side on a
+    CPU, so that the function is called by several threads.
 
     Raises:
         UserError: as `check_layers`, where a decomposition fails.
     """
 
-    def of_batch(names: list[str]) -> list[Result]:
+    def of_batch(names: list[str]) -> list[Spectrum]:
         try:
-            decompositions = _decompose([layers[name] for name in names])
+            spectra = _decompose([layers[name] for name in names], [partial(choose, name) for name in names])
         except RuntimeError:
             check_layers({name: layers[name] for name in names})  # names what has become NaN since it was checked
             raise
-        results = [function(*each) for each in zip(names, decompositions, strict=True)]
-        del decompositions
         release_freed_memory()
-        return results
+        return spectra
 
-    batches = group_by_shape(
-        {name: layer.u if isinstance(layer, FactorizedLayer) else _blocks(layer) for name, layer in layers.items()}
-    )
-    devices = {part.device for layer in layers.values() for part in layer.parameters()}
-    results = {
-        name: result
-        for names, of_names in zip(batches, map_threads(of_batch, batches, devices), strict=True)
-        for name, result in zip(names, of_names, strict=True)
+    matrices = {
+        name: layer.u if isinstance(layer, FactorizedLayer) else _blocks(layer) for name, layer in layers.items()
     }
-    return {name: results[name] for name in layers}
+    return map_batches(of_batch, matrices)
 
 
-def _decompose(layers: Sequence[nn.Module]) -> Sequence[Decomposition | ProductDecomposition]:
+def _decompose(layers: Sequence[nn.Module], choices: Sequence[Choose]) -> Sequence[Spectrum]:
     """Decompose layers of one kind, shape, dtype and device; dense ones in one batched call."""
     factorized = [layer for layer in layers if isinstance(layer, FactorizedLayer)]
-    if not factorized:
-        decompositions = decompose_batch([_blocks(layer) for layer in layers])
-        for layer, decomposition in zip(layers, decompositions, strict=True):
-            if isinstance(layer, nn.Embedding):
-                _clear_padding(layer, decomposition)
-        return decompositions
-    return [
-        decompose_product(*(full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v)))
-        for layer in factorized
-    ]
-
-
-def _clear_padding(layer: nn.Module, decomposition: Decomposition) -> None:
-    """Keep a zero padding row zero in every term, in place: a term of magnitude zero can have any u'."""
-    outputs = decomposition.left if decomposition.wide else decomposition.right  # where None, they are Wᵀu/λ: zero
-    if outputs is not None and (row := padding_row(layer)) is not None:
-        outputs[..., row] = 0
+    if factorized:
+        return [
+            decompose_product(
+                *(full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v)), choose
+            )
+            for layer, choose in zip(factorized, choices, strict=True)
+        ]
+    spectra = decompose_batch([_blocks(layer) for layer in layers], choices)
+    for layer, spectrum in zip(layers, spectra, strict=True):
+        if isinstance(layer, nn.Embedding) and (row := padding_row(layer)) is not None:
+            spectrum.u[row] = 0  # a term of magnitude zero can have any u'
+    return spectra
 
 
 def _blocks(layer: nn.Module) -> Tensor:
-    return as_blocks(full_tensor(_weight(layer)).detach(), num_blocks(layer))
-
-
-def _weight(layer: nn.Module) -> Tensor:
-    weight = layer.weight
-    assert isinstance(weight, Tensor)
-    return weight
+    return as_blocks(full_tensor(dense_weight(layer)).detach(), num_blocks(layer))

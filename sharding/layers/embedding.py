@@ -28,6 +28,7 @@ class FactorizedEmbedding(FactorizedLayer):
         return vectors
 
     def _clear(self, layer: nn.Module) -> None:
+        assert isinstance(layer, nn.Embedding)
         if (row := padding_row(layer)) is not None:
             self.u[row] = 0  # a term of magnitude zero can have any u'
 
@@ -36,9 +37,9 @@ class FactorizedEmbedding(FactorizedLayer):
         return f"{self.num_embeddings}, {self.embedding_dim}, num_terms={self.num_terms}"
 
 
-def padding_row(layer: nn.Module) -> int | None:
+def padding_row(layer: nn.Embedding) -> int | None:
     """Return an embedding's padding row if it is zero (assumed on the meta device), else None."""
-    if not isinstance(layer, nn.Embedding) or layer.padding_idx is None:
+    if layer.padding_idx is None:
         return None
     row = full_tensor(layer.weight.detach())[layer.padding_idx]
     return layer.padding_idx if row.is_meta or not bool(row.any()) else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sharding.matrices.spectrum import Spectrum
+from sharding.matrices.spectrum import Choose, Spectrum, all_terms, join_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,57 +28,16 @@ class ProductSpectrum(Spectrum):
     basis: Tensor
     inverse: Tensor
 
-    def factor_changes(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the changes of A and B, in their form and dtype, that move these terms to ū and v̄ (float64)."""
+    def changes(self, u: Tensor, v: Tensor) -> dict[str, Tensor]:
+        """Return the changes of A, as ``u``, and of B, as ``v``, that move these terms to ū and v̄ (float64)."""
         u_change, v_change = (
             (new - old.double()).unflatten(0, (self.blocks, -1)) for new, old in ((u, self.u), (v, self.v))
         )
         a, b = u_change @ self.inverse, v_change @ self.basis.mT
-        return a.flatten(0, 1).to(self.u.dtype), b.flatten(0, 1).to(self.v.dtype)
+        return {"u": a.flatten(0, 1).to(self.u.dtype), "v": b.flatten(0, 1).to(self.v.dtype)}
 
 
-@dataclass(frozen=True)
-class ProductDecomposition:
-    """All magnitudes of a product of factors, and the terms' basis.
-
-    Attributes:
-        magnitudes: λ of all terms, shape (n,), non-increasing, float64.
-        a: A, shape (blocks, rows, n).
-        b: B, shape (blocks, columns, n).
-        basis: G, shape (blocks, n, n), float64.
-        inverse: G⁻¹.
-    """
-
-    magnitudes: Tensor
-    a: Tensor
-    b: Tensor
-    basis: Tensor
-    inverse: Tensor
-
-    def keep(self, indices: Tensor | None = None) -> ProductSpectrum:
-        """Return the spectrum with the vectors of these terms (ascending, shape (m,)); of all by default.
-
-        All are computed, since a product of fewer columns rounds in another way: a term would depend on the others.
-        """
-        device = self.magnitudes.device
-        indices = torch.arange(len(self.magnitudes), device=device) if indices is None else indices.to(device)
-        sides = []
-        for factor, basis in ((self.a, self.basis), (self.b, self.inverse.mT)):
-            terms = (basis.mT @ factor.double().mT).to(factor.dtype)[:, indices]
-            sides.append(terms.transpose(0, 1).flatten(1).mT)  # one term per row of memory, so that cutting copies rows
-        u, v = sides
-        return ProductSpectrum(
-            magnitudes=self.magnitudes,
-            indices=indices,
-            u=u,
-            v=v,
-            blocks=len(self.a),
-            basis=self.basis[..., indices],
-            inverse=self.inverse[:, indices],
-        )
-
-
-def decompose_product(a: Tensor, b: Tensor) -> ProductDecomposition:
+def decompose_product(a: Tensor, b: Tensor, choose: Choose = all_terms) -> ProductSpectrum:
     """Decompose A·Bᵀ, or a stack of such products as one matrix of several blocks.
 
     A term of magnitude zero keeps a side that is not zero, if A or B has one, so that it can train.
@@ -86,6 +45,7 @@ def decompose_product(a: Tensor, b: Tensor) -> ProductDecomposition:
     Args:
         a: A, shape (blocks, rows, n), rows ≥ n.
         b: B, shape (blocks, columns, n), columns ≥ n.
+        choose: chooses the terms that get vectors.
     """
     a, b = a.detach(), b.detach()
     left, right = (torch.linalg.qr(factor.double(), mode="r").R for factor in (a, b))
@@ -98,5 +58,20 @@ def decompose_product(a: Tensor, b: Tensor) -> ProductDecomposition:
     sizes = sizes.where(sizes > noise, 1.0)[:, None]
     basis = w.mT / sizes @ (x * scale)
     inverse = (x / scale).mT * sizes @ w
-    joined = magnitudes[0] if len(a) == 1 else magnitudes.square().sum(dim=0).sqrt()
-    return ProductDecomposition(joined, a, b, basis, inverse)
+    joined = join_blocks(magnitudes)
+    indices = choose(joined).to(joined.device)
+    sides = []
+    for factor, to_terms in ((a, basis), (b, inverse.mT)):
+        # Of all terms, since a product of fewer columns rounds in another way: a term would depend on the others.
+        terms = (to_terms.mT @ factor.double().mT).to(factor.dtype)[:, indices]
+        sides.append(terms.transpose(0, 1).flatten(1).mT)  # one term per row of memory, so that cutting copies rows
+    u, v = sides
+    return ProductSpectrum(
+        magnitudes=joined,
+        indices=indices,
+        u=u,
+        v=v,
+        blocks=len(a),
+        basis=basis[..., indices],
+        inverse=inverse[:, indices],
+    )

@@ -14,7 +14,7 @@ and as many threads as torch may use work side by side: no core waits for anothe
 same whatever their number.
 
 All terms of a square matrix take twice as many numbers as the matrix, and a round needs only those that somebody draws.
-So a `Decomposition` has the magnitudes of all terms, and computes the vectors of those that you `keep`.
+So a function chooses by the magnitudes of all terms, and the vectors of those that it chooses are computed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,10 +30,12 @@ from sharding.matrices.values import first_flagged
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Choose = Callable[[Tensor], Tensor]  # λ of all terms of a matrix -> which of them get vectors, ascending, int64
 
 # Below this share of the largest magnitude, squaring in float64 leaves fewer digits than float32 holds.
 GRAM_FLOOR = 1e-5
 STRIP = 128  # rows of a Gram matrix computed at once
+MOVED_STRIP = 256  # rows of a weight that move at once: in float64 a whole layer is twice its size
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,27 @@ class Spectrum:
         """Return the columns of u and v that hold these terms."""
         return torch.searchsorted(self.indices, indices)
 
+    def changes(self, u: Tensor, v: Tensor) -> dict[str, Tensor]:
+        """Return the change of the ``weight``, shape (out, in), if these terms move to ū and v̄, in its dtype.
+
+        It is Σ (ū v̄ᵀ − u' v'ᵀ) = (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ, in float64, computed a strip of rows at a time; zero where
+        no vector has moved.
+
+        Args:
+            u: ū, in the form of u, float64.
+            v: v̄ likewise.
+        """
+        new_u, old_u = (side.unflatten(0, (self.blocks, -1)) for side in (u, self.u))
+        _, rows, _ = old_u.shape
+        change, v_change = old_u.new_empty(self.blocks, rows, len(v) // self.blocks), v - self.v
+        for start in range(0, rows, MOVED_STRIP):
+            strip = slice(start, start + MOVED_STRIP)
+            before = old_u[:, strip].flatten(0, 1).double()
+            moved = compose(new_u[:, strip].flatten(0, 1) - before, v, self.blocks)
+            moved += compose(before, v_change, self.blocks)
+            change[:, strip] = moved.view_as(change[:, strip])
+        return {"weight": change.flatten(0, 1)}
+
 
 def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
     """Return u vᵀ, shape (out, in), of every block."""
@@ -71,41 +94,9 @@ def compose(u: Tensor, v: Tensor, blocks: int = 1) -> Tensor:
     return (u.unflatten(0, (blocks, -1)) @ v.unflatten(0, (blocks, -1)).mT).flatten(0, 1)
 
 
-@dataclass(frozen=True)
-class Decomposition:
-    """All magnitudes of one matrix, and what the vectors of its terms are computed from.
-
-    Attributes:
-        magnitudes: λ of all terms, shape (N,), non-increasing, float64.
-        flat: the matrix's blocks, shape (blocks, N, M) with N ≤ M.
-        block_magnitudes: λ of each block, shape (blocks, N).
-        left: the short side's unit vectors, one per row, shape (blocks, N, N).
-        right: the long side's, shape (blocks, N, M); where None, they are Wᵀu/λ.
-        wide: whether the short side is that of the outputs.
-    """
-
-    magnitudes: Tensor
-    flat: Tensor
-    block_magnitudes: Tensor
-    left: Tensor
-    right: Tensor | None
-    wide: bool
-
-    def keep(self, indices: Tensor | None = None) -> Spectrum:
-        """Return the spectrum with the vectors of these terms.
-
-        A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both
-        sides zero its gradients would be zero for ever).
-
-        Args:
-            indices: ascending, shape (n,); all terms by default.
-        """
-        device = self.magnitudes.device
-        indices = torch.arange(len(self.magnitudes), device=device) if indices is None else indices.to(device)
-        with torch.autocast(device.type, enabled=False):  # in half precision every round would move the weights
-            short, long = _sides(self.flat, indices, self.block_magnitudes, self.left, self.right)
-        u, v = (short, long) if self.wide else (long, short)
-        return Spectrum(self.magnitudes, indices, u, v, len(self.flat))
+def all_terms(magnitudes: Tensor) -> Tensor:
+    """Choose all terms."""
+    return torch.arange(len(magnitudes), device=magnitudes.device)
 
 
 def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
@@ -116,16 +107,10 @@ def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     """
     check_matrices(matrices.items())
 
-    def spectra_of(names: list[str]) -> list[Spectrum]:
-        return [decomposition.keep() for decomposition in decompose_batch([matrices[name] for name in names])]
+    def of_batch(names: list[str]) -> list[Spectrum]:
+        return decompose_batch([matrices[name] for name in names], [all_terms] * len(names))
 
-    batches, devices = group_by_shape(matrices), {matrix.device for matrix in matrices.values()}
-    spectra = {
-        name: spectrum
-        for names, results in zip(batches, map_threads(spectra_of, batches, devices), strict=True)
-        for name, spectrum in zip(names, results, strict=True)
-    }
-    return {name: spectra[name] for name in matrices}
+    return map_batches(of_batch, matrices)
 
 
 def largest_terms(matrix: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
@@ -139,20 +124,27 @@ def largest_terms(matrix: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
         u' (blocks·out, n) and v' (blocks·in, n), by non-increasing magnitude.
     """
     check_matrices([("", matrix)])
-    spectrum = decompose_batch([matrix])[0].keep(torch.arange(num_terms, device=matrix.device))
+    (spectrum,) = decompose_batch([matrix], [lambda magnitudes: torch.arange(num_terms)])
     return spectrum.u, spectrum.v
 
 
-def group_by_shape(matrices: Mapping[str, Tensor]) -> list[list[str]]:
-    """Return the names of the matrices that one batched call decomposes, the most work and memory first.
+def map_batches(function: Callable[[list[str]], Sequence[Result]], matrices: Mapping[str, Tensor]) -> dict[str, Result]:
+    """Map a function of several names over batches of matrices that one call decomposes; return its results by name.
 
-    On a CPU every matrix is alone.
+    On a CPU every matrix is alone. The batches with the most work and memory are the first.
     """
     batches: dict[object, list[str]] = {}
     for name, matrix in matrices.items():
         alone = name if matrix.device.type == "cpu" else None
         batches.setdefault((alone, matrix.shape[-2:], matrix.dtype, matrix.device), []).append(name)
-    return sorted(batches.values(), key=lambda names: -matrices[names[0]].numel())
+    ordered = sorted(batches.values(), key=lambda names: -matrices[names[0]].numel())
+    mapped = map_threads(function, ordered, {matrix.device for matrix in matrices.values()})
+    results = {
+        name: result
+        for names, of_names in zip(ordered, mapped, strict=True)
+        for name, result in zip(names, of_names, strict=True)
+    }
+    return {name: results[name] for name in matrices}
 
 
 def map_threads(
@@ -180,8 +172,16 @@ def map_threads(
         torch.set_num_threads(threads)  # the number of a thread that starts later is the last that was set
 
 
-def decompose_batch(matrices: Sequence[Tensor]) -> list[Decomposition]:
-    """Decompose matrices of one shape, dtype and device in one batched call."""
+def decompose_batch(matrices: Sequence[Tensor], choices: Sequence[Choose]) -> list[Spectrum]:
+    """Decompose matrices of one shape, dtype and device in one batched call.
+
+    A term of magnitude zero gets a unit u' and v' = 0: the matrix is unchanged, and the term can train (with both sides
+    zero its gradients would be zero for ever).
+
+    Args:
+        matrices: each of shape (out, in) or (blocks, out, in).
+        choices: the function that chooses the terms, of each matrix.
+    """
     stacks = [matrix.detach() if matrix.dim() == 3 else matrix.detach()[None] for matrix in matrices]
     batch = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
     wide = batch.shape[1] <= batch.shape[2]
@@ -189,13 +189,22 @@ def decompose_batch(matrices: Sequence[Tensor]) -> list[Decomposition]:
     magnitudes, left, right = _factors(flat)
     sizes = [len(stack) for stack in stacks]
     rights = [None] * len(sizes) if right is None else right.split(sizes)
-    decompositions = []
-    for blocks, each, short, long in zip(
-        flat.split(sizes), magnitudes.split(sizes), left.split(sizes), rights, strict=True
+    spectra = []
+    for choose, blocks, each, short, long in zip(
+        choices, flat.split(sizes), magnitudes.split(sizes), left.split(sizes), rights, strict=True
     ):
-        joined = each[0] if len(each) == 1 else each.square().sum(dim=0).sqrt()
-        decompositions.append(Decomposition(joined, blocks, each, short, long, wide))
-    return decompositions
+        joined = join_blocks(each)
+        indices = choose(joined).to(joined.device)
+        with torch.autocast(joined.device.type, enabled=False):  # in half precision every round would move the weights
+            sides = _sides(blocks, indices, each, short, long)
+        u, v = sides if wide else sides[::-1]
+        spectra.append(Spectrum(joined, indices, u, v, len(blocks)))
+    return spectra
+
+
+def join_blocks(magnitudes: Tensor) -> Tensor:
+    """Return the magnitudes (N,) of terms of several blocks, from those of each block (blocks, N)."""
+    return magnitudes[0] if len(magnitudes) == 1 else magnitudes.square().sum(dim=0).sqrt()
 
 
 def check_matrices(matrices: Iterable[tuple[str, Tensor]]) -> None:

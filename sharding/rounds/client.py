@@ -227,7 +227,6 @@ def _replace_layers(model: nn.Module, shard: Shard) -> nn.Module:
             model, [name for name in attentions if any(part.startswith(key(name, "q_proj.")) for part in sent)]
         )
     modules = dict(named_modules(model, remove_duplicate=False))
-    _refuse_fused(modules, sent)
     sizes = {layer: terms.indices.numel() for layer, terms in shard.terms.items()}
     for layer, n in sizes.items():
         if isinstance(module := modules.get(layer), FactorizedLayer) and module.num_terms != n:
@@ -256,15 +255,4 @@ def _check_frozen(shard: Shard, frozen: Frozen | None) -> None:
         raise UserError(
             f"this shard needs {needed}, and the client has {frozen.digest}, of another model or another start: get "
             "the present one from the server"
-        )
-
-
-def _refuse_fused(modules: Mapping[str, nn.Module], sent: Iterable[str]) -> None:
-    """Raise a UserError if the server split a layer that is fused in the client's model."""
-    split = dict.fromkeys(name.rpartition(".parts.")[0] for name in sent if ".parts." in name)
-    fused = [name for name in split if name in modules and not modules[name]._modules]
-    if fused:
-        raise UserError(
-            f"the shard has {', '.join(fused)} in parts; call sharding.split_layers on the client's model, "
-            "as on the server's"
         )

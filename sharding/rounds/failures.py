@@ -15,7 +15,6 @@ class Kind(StrEnum):
     LATE = "late"
     OTHER_PLAN = "another plan"
     NOT_FINITE = "not finite"
-    TOO_LONG = "too long"
     MALFORMED = "malformed"
     CONTRADICTORY = "contradicts itself"
     FAILED = "failed"

@@ -1,6 +1,6 @@
-"""The length of an update, by which client sampling weights clients, the norm bound rejects and privacy clips them."""
+"""The length of an update, by which client sampling weights clients and privacy clips them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,12 +16,10 @@ def update_norm(sent: Shard, update: Update) -> Tensor:
     Client sampling weights clients by it. Running statistics of batch norms do not enter: they would be most of it. NaN
     or Inf in the update shows in the norm.
     """
-    return _norm_of_difference(sent, update, [name for name in update.trained() if not is_statistic(name)])
-
-
-def statistics_norm(sent: Shard, update: Update) -> Tensor:
-    """Return the norm of the change of all batch norms' running statistics, a scalar on the device."""
-    return _norm_of_difference(sent, update, [name for name in update.trained() if is_statistic(name)])
+    before, after = sent.trained(), {name: part for name, part in update.trained().items() if not is_statistic(name)}
+    if update.changes:
+        return norm_of(after)
+    return norm_of({name: difference(part.to(before[name].device), before[name]) for name, part in after.items()})
 
 
 def norm_of(changes: Mapping[str, Tensor]) -> Tensor:
@@ -31,10 +29,3 @@ def norm_of(changes: Mapping[str, Tensor]) -> Tensor:
     """
     squares = [changes[name].double().contiguous().square().sum() for name in sorted(changes)]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
-
-
-def _norm_of_difference(sent: Shard, update: Update, names: Sequence[str]) -> Tensor:
-    before, after = sent.trained(), update.trained()
-    if update.changes:
-        return norm_of({name: after[name] for name in names})
-    return norm_of({name: difference(after[name].to(before[name].device), before[name]) for name in names})

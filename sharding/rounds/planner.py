@@ -23,13 +23,12 @@ from sharding.layers import FactorizedLayer, factorized_type
 from sharding.layers.base import residual_layers
 from sharding.layers.decomposition import check_layers, decompose_layers, form_of
 from sharding.layers.tail import stacked_terms
-from sharding.matrices.product import ProductDecomposition
 from sharding.matrices.quantization import Format, check_format, quantize_terms
-from sharding.matrices.spectrum import Decomposition, Spectrum
+from sharding.matrices.spectrum import Spectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import meta_copy
 from sharding.modules.state import fixed_names, whole_state
-from sharding.modules.wrappers import named_modules, named_parameters, unwrap
+from sharding.modules.wrappers import key, named_modules, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP, Terms
 from sharding.rounds.frozen import Frozen
@@ -140,27 +139,33 @@ class ShardPlanner:
             for ratio, count in expected.items():
                 sizes[self.strategy.keep_ratio or ratio] = sizes.get(self.strategy.keep_ratio or ratio, 0.0) + count
 
-        def draw_and_keep(name: str, decomposition: Decomposition | ProductDecomposition) -> tuple[Spectrum, Draws]:
-            magnitudes, form = decomposition.magnitudes.cpu().numpy().copy(), form_of(layers[name])
+        drawn: dict[str, Draws] = {name: {} for name in layers}
+
+        def draw(name: str, of_all: Tensor) -> Tensor:
+            """Draw every client's terms of a layer, and return all that are drawn."""
+            magnitudes, form = of_all.cpu().numpy().copy(), form_of(layers[name])
             magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
             if not magnitudes.any():
                 log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
-            draws = {}
+            draws = drawn[name]
             for ratio, size in sizes.items():
                 n = min(num_terms(form.rank, ratio), form.num_terms)
                 context = LayerContext(magnitudes, n, max(1, int(size + 0.5)), ratio)
                 draws[ratio, name] = self._draw(name, context, groups.get(ratio, []), round)
-            drawn = [np.empty(0, np.int64), *(draw.indices.ravel() for draw in draws.values())]
+            kept = [np.empty(0, np.int64), *(each.indices.ravel() for each in draws.values())]
             if expected is not None:
-                drawn += [np.flatnonzero(draw.allocation.inclusion) for draw in draws.values()]
-            return decomposition.keep(torch.from_numpy(np.unique(np.concatenate(drawn)))), draws
+                kept += [np.flatnonzero(each.allocation.inclusion) for each in draws.values()]
+            return torch.from_numpy(np.unique(np.concatenate(kept)))
 
-        kept = decompose_layers(layers, draw_and_keep)
-        spectra = {name: spectrum for name, (spectrum, _) in kept.items()}
-        draws = {key: draw for _, of_layer in kept.values() for key, draw in of_layer.items()}
+        spectra = decompose_layers(layers, draw)
+        draws = {group: each for of_layer in drawn.values() for group, each in of_layer.items()}
         common = self._common(model, layers)
         common = replace(common, plan_id=f"{round}-{self._digest(round, spectra, common.whole)}")
-        shapes = {name: layer.weight.shape for name, layer in layers.items() if isinstance(layer.weight, Tensor)}
+        shapes = {
+            key(name, part): parameter.shape
+            for name, layer in layers.items()
+            for part, parameter in layer.named_parameters(recurse=False)
+        }
         return Plan(common, ratios, spectra, draws, shapes, self._tails(layers, spectra, sizes, draws))
 
     def nbytes(self, model: nn.Module, keep_ratio: float, strongest: float | None = None) -> int:

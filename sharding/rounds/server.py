@@ -15,7 +15,7 @@ work, and it also moves the terms that a round does not draw. Some optimizers by
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from sharding.modules.wrappers import (
     named_state,
 )
 from sharding.rounds.aggregation.aggregate import Average, Outcome
-from sharding.rounds.aggregation.guards import Guard, GuardedAverage
+from sharding.rounds.aggregation.max_share import CappedAverage
 from sharding.rounds.failures import Failure, one_line
 from sharding.rounds.frozen import Frozen
 from sharding.rounds.optim import check_optimizer
@@ -75,7 +75,8 @@ class Server:
         planner: draws the terms of each client. Which layers are sharded is decided here, once.
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
-        guards: against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
+        max_share: the largest share of one client in the weight of the updates that count, whatever size it reports,
+            in (0, 1]; 1 for no bound. The ⌊1/max_share⌋ heaviest updates of a round are kept in memory.
         privacy: of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
 
     Attributes:
@@ -83,8 +84,8 @@ class Server:
 
     Raises:
         UserError: the optimizer has a parameter that is not the model's, or lacks one that trains, or needs a closure;
-            the average is of another model; privacy with guards, or with running statistics; or as
-            `ShardPlanner.checked_layers`.
+            the average is of another model; max_share is outside (0, 1]; privacy with max_share, or with running
+            statistics; or as `ShardPlanner.checked_layers`.
     """
 
     @typed
@@ -94,15 +95,15 @@ class Server:
         planner: ShardPlanner,
         optimizer: Optimizer | None = None,
         averaged: AveragedModel | None = None,
-        guards: Sequence[Guard] = (),
+        max_share: float = 1.0,
         privacy: Gaussian | None = None,
     ) -> None:
-        self.model, self.planner, self.averaged, self.guards = model, planner, averaged, guards
+        self.model, self.planner, self.averaged, self.max_share = model, planner, averaged, max_share
         self.privacy = privacy
-        if other := [guard for guard in guards if not isinstance(guard, Guard)]:
-            raise UserError(f"guards has {safe_repr(other[0])}; pass a list of guards, such as [NormBound(5)]")
+        if not (is_number(max_share) and 0 < max_share <= 1):
+            raise UserError(f"max_share is {safe_repr(max_share)}; pass a number above 0 and at most 1, such as 0.5")
         if privacy is not None:
-            _check_private(model, guards)
+            _check_private(model, max_share)
         parameters = dict(named_parameters(model))
         if optimizer is None and parameters:
             optimizer = SGD(parameters.values(), lr=1.0)
@@ -184,7 +185,7 @@ class Server:
     def average(
         self, plan: Plan, num_samples: Mapping[Client, float] | None = None, total: float | None = None
     ) -> Average:
-        """Return an empty average that takes a round's updates one by one, with the server's guards.
+        """Return an empty average that takes a round's updates one by one, with the server's `max_share`.
 
         Args:
             plan: of this round.
@@ -219,7 +220,9 @@ class Server:
         return self._average(plan, None, None)
 
     def _average(self, plan: Plan, weights: Mapping[Client, float] | None, total: float | None) -> Average:
-        return GuardedAverage(plan, weights, total, self.guards) if self.guards else Average(plan, weights, total)
+        if self.max_share == 1:
+            return Average(plan, weights, total)
+        return CappedAverage(plan, weights, total, self.max_share)
 
     @typed
     @torch.no_grad()
@@ -357,11 +360,10 @@ class Server:
         self.optimizer.load_state_dict({"state": loaded, "param_groups": options})
 
 
-def _check_private(model: nn.Module, guards: Sequence[Guard]) -> None:
-    """Raise a `UserError` for what reads single updates, and for a model whose buffers clients compute."""
-    if guards:
-        names = ", ".join(type(guard).__name__ for guard in guards)
-        raise UserError(f"privacy clips each update; {names} would compare updates in the clear: leave guards out")
+def _check_private(model: nn.Module, max_share: float) -> None:
+    """Raise a `UserError` for weights of single clients, and for a model whose buffers clients compute."""
+    if max_share != 1:
+        raise UserError(f"with privacy all clients count alike: leave max_share={max_share:g} out")
     if statistics := [name for name, _ in named_buffers(model) if is_statistic(name)]:
         raise UserError(
             f"privacy needs a model without running statistics of its data, and this one has {join_first(statistics)}; "

@@ -1,6 +1,6 @@
 """A small model and a round with it, shared by the tests of the library."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from sharding import Plan, Server, Shard, ShardPlanner, Update, init_empty
 from sharding.matrices.spectrum import Spectrum, decompose
 from sharding.modules.wrappers import named_modules
 from sharding.rounds.aggregation.aggregate import Outcome
-from sharding.rounds.aggregation.guards import Guard
 from sharding.rounds.codec import Terms
 
 
@@ -78,14 +77,14 @@ def aggregate(
     num_samples: Mapping,
     total: float | None = None,
     server_lr: float = 1.0,
-    guards: Sequence[Guard] = (),
+    max_share: float = 1.0,
 ) -> Outcome:
     """Average updates into a model; those of a mapping in the order of the plan."""
     weights = list(model.parameters())
     sharded = [part for name, part in named_modules(model) if name in plan.spectra]  # whatever its planner's patterns
     skip = [lambda name, layer: layer not in sharded]
     planner = ShardPlanner("full" if plan.spectra else "dense", skip=skip, also="*")
-    server = Server(model, planner, SGD(weights, lr=server_lr) if weights else None, guards=guards)
+    server = Server(model, planner, SGD(weights, lr=server_lr) if weights else None, max_share=max_share)
     average = server.average(plan, num_samples, total)
     if isinstance(updates, Mapping):
         order = [*plan, *(client for client in updates if client not in plan)]

@@ -22,7 +22,6 @@ from sharding import (
     clip_and_decay,
     factorize,
     init_empty,
-    split_layers,
     train_shard,
     unpack_attention,
 )
@@ -372,16 +371,6 @@ def test_replaced_layer_also_in_a_plain_list_warns():
         client_model(Siamese(), make_plan(Siamese(), {0: 0.3}).shard(0))
     with pytest.warns(UserWarning, match="aside still refers"):
         factorize(Siamese(), 0.3)
-
-
-@pytest.mark.parametrize("strategy", ["collective", "dense"])
-def test_client_model_of_a_layer_split_only_at_the_server_raises(strategy):
-    model = make_net()
-    shard = make_plan(split_layers(model, {"6": 2}), {0: 0.5}, strategy).shard(0)
-    with pytest.raises(
-        UserError, match=r"^the shard has 6 in parts; call sharding\.split_layers on the client's model"
-    ):
-        client_model(model, shard)
 
 
 def batches(count=3):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sharding import UserError, factorize, merge, split_layers
+from sharding import UserError, factorize, merge
 from sharding.layers import base
 
 
@@ -131,10 +131,7 @@ WRITES = {
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["grad", "no_grad"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-@pytest.mark.parametrize("split", [False, True], ids=["layer", "split"])
-def test_weight_written_to_raises(layer, write, gradients, split):
-    if split:
-        layer = split_layers(nn.Sequential(nn.Linear(6, 8)), {"0": 2})[0]
+def test_weight_written_to_raises(layer, write, gradients):
     with torch.set_grad_enabled(gradients), pytest.raises(UserError, match=r"would be lost.*sharding.merge\(model\)"):
         write(layer)
 
@@ -153,20 +150,18 @@ def test_weight_given_to_code_below_the_dispatcher_raises(layer, write):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("split", [False, True], ids=["layer", "split"])
-def test_state_dict_of_the_dense_model_loaded_into_a_replaced_layer_raises(strict, split):
+def test_state_dict_of_the_dense_model_loaded_into_a_replaced_layer_raises(strict):
     dense = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
-    model = split_layers(dense, {"1": 2}) if split else factorize(dense, 0.5)
+    model = factorize(dense, 0.5)
     with pytest.raises(RuntimeError, match=r"1\.weight is a dense layer's.*into sharding\.merge\(model\)"):
         model.load_state_dict(dense.state_dict(), strict=strict)
     model.load_state_dict(model.state_dict(), strict=strict)
 
 
 @pytest.mark.parametrize("entries", [lambda layer: layer._parameters, vars], ids=["parameters", "vars"])
-@pytest.mark.parametrize("split", [False, True])
-def test_weight_put_past_the_module_raises_at_the_next_merge(entries, split):
+def test_weight_put_past_the_module_raises_at_the_next_merge(entries):
     dense = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
-    model = split_layers(dense, {"1": 2}) if split else factorize(dense, 0.5)
+    model = factorize(dense, 0.5)
     entries(model[1])["weight"] = nn.Parameter(torch.zeros(6, 6))
     with pytest.raises(UserError, match="a write would be lost"):
         merge(model)

@@ -15,7 +15,6 @@ from sharding import (
     load_factorized,
     merge,
     save_factorized,
-    split_layers,
     train_shard,
     unpack_attention,
 )
@@ -49,7 +48,6 @@ def test_copies_of_a_model_with_computed_weights_compute_the_same(case, tmp_path
         "factorized": small,
         "merged": merge(small),
         "unpacked": unpack_attention(model),
-        "split": split_layers(model, {"2": 2}),
         "loaded": load_factorized(tmp_path, model),
         "client's": client_model(model, ShardPlanner("full").plan(model, {0: 1.0}).shard(0)),
     }

@@ -6,21 +6,18 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 from sharding import (
     FactorizedLayer,
     FactorizedLinear,
     Shard,
     ShardPlanner,
-    UserError,
     client_model,
     factorize,
     merge,
-    split_layers,
     train_shard,
 )
-from sharding.layers import SplitLinear, as_blocks, factorized_type, num_blocks
+from sharding.layers import as_blocks, factorized_type, num_blocks
 from sharding.layers.decomposition import form_of
 from sharding.layers.embedding import FactorizedEmbedding
 from tests.sharding.models import aggregate
@@ -161,12 +158,6 @@ def test_round_with_any_kind_of_layer_trains_it(case):
     assert assert_a_round_trains(nn.Sequential(layer), x, also="0") == {"0"}
 
 
-def test_round_with_a_split_layer_trains_its_parts():
-    torch.manual_seed(0)
-    model = split_layers(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).double(), {"1": 3})
-    assert assert_a_round_trains(model, torch.randn(2, 6).double()) == {"0", *(f"1.parts.{part}" for part in range(3))}
-
-
 def test_grouped_convolution_magnitudes_are_norms_over_groups():
     layer = nn.Conv2d(8, 12, 3, groups=4).double()
     plan = ShardPlanner("top_n", skip=()).plan(nn.Sequential(layer), {0: 0.5})
@@ -184,48 +175,6 @@ def test_linear_layer_with_a_groups_attribute_has_one_block():
     x = torch.randn(3, 6).double()
     assert (num_blocks(layer), form_of(layer).rank) == (1, 6)
     torch.testing.assert_close(factorized(layer, 6)(x), layer(x), **TOLERANCE)
-
-
-@pytest.mark.parametrize("sizes", [3, (4, 2.0, 6)])
-@pytest.mark.parametrize(
-    "make", [lambda: nn.Linear(5, 12), lambda: Conv1D(12, 5), lambda: nn.Linear(5, 12, bias=False)]
-)
-def test_split_layers_factorized_and_merged_restore_the_fused_layer(make, sizes):
-    torch.manual_seed(0)
-    model, x = nn.ModuleDict({"attn": nn.ModuleDict({"qkv": make().double()})}), torch.randn(2, 5).double()
-    fused = model["attn"]["qkv"]
-    split = split_layers(model, {"attn.qkv": sizes})
-    assert isinstance(split["attn"]["qkv"], SplitLinear)
-    torch.testing.assert_close(split["attn"]["qkv"](x), fused(x), **TOLERANCE)
-    torch.testing.assert_close(split["attn"]["qkv"].weight.clone(), fused.weight, **TOLERANCE)
-    small = factorize(split, 1.0, skip=())
-    assert set(small.factorize_report.layers) == {f"attn.qkv.parts.{part}" for part in range(3)}
-    torch.testing.assert_close(small["attn"]["qkv"](x), fused(x), **TOLERANCE)
-    merged = merge(small)
-    assert repr(merged) == repr(model)
-    torch.testing.assert_close(merged["attn"]["qkv"].weight, fused.weight, **TOLERANCE)
-
-
-@pytest.mark.parametrize("parts", [0, -1, True, 2.5, 5, [0, 24], [8, 8], "abc"], ids=str)
-def test_split_layers_with_invalid_sizes_raises(parts):
-    with pytest.raises(UserError, match="24 outputs"):
-        split_layers(nn.Sequential(nn.Linear(8, 24)), {"0": parts})
-    with pytest.raises(UserError, match="a Conv2d cannot be split"):
-        split_layers(nn.Sequential(nn.Conv2d(4, 6, 1)), {"0": 3})
-
-
-def test_split_layers_of_tied_split_or_pruned_layers_raises():
-    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    tied[1].weight = tied[0].weight
-    with pytest.raises(UserError, match=r"0 cannot be split: its weight is tied to 1\.weight"):
-        split_layers(tied, {"0": 2})
-    split = split_layers(nn.Sequential(nn.Linear(4, 4)), {"0": 2})
-    with pytest.raises(UserError, match="'0' matches no layer that has not been split"):
-        split_layers(split, {"0": 2})
-    for name in ("weight", "bias"):
-        pruned = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 4), name, 0.5))
-        with pytest.raises(UserError, match=f"a layer whose {name} is computed"):
-            split_layers(pruned, {"0": 2})
 
 
 def test_embeddings_are_factorized_only_with_also():

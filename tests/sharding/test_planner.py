@@ -21,7 +21,6 @@ from sharding import (
     factorize,
     init_empty,
 )
-from sharding.layers import decomposition
 from sharding.rng import generator
 from sharding.terms.designs import fit
 from sharding.terms.strategies import num_terms
@@ -240,9 +239,8 @@ def test_plan_of_a_model_on_meta_raises():
 
 def test_plan_starts_threads_by_the_devices_of_its_layers(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        decomposition, "map_threads", lambda function, items, devices: seen.append(devices) or map(function, items)
-    )
+    threads = "sharding.matrices.spectrum.map_threads"
+    monkeypatch.setattr(threads, lambda function, items, devices: seen.append(devices) or map(function, items))
     make_plan(make_net(), {0: 0.5})
     assert seen == [{torch.device("cpu")}]
 

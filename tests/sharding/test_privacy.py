@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, Update, UserError, factorize, train_shard
+from sharding import Gaussian, Server, ShardPlanner, Update, UserError, factorize, train_shard
 from sharding.client_sampling import PoissonSampler, UniformSampler
 from sharding.recipes import published, tuned
 from sharding.rounds.failures import Failure, Kind
@@ -410,10 +410,9 @@ def test_membership_of_a_client_shows_without_noise_and_stays_within_the_bound_w
     assert measured < bound < 0.6
 
 
-@pytest.mark.parametrize("guard", [NormBound(5), MaxShare(0.5)])
-def test_guards_with_privacy_are_refused(guard):
-    with pytest.raises(UserError, match="in the clear"):
-        Server(make_net(), ShardPlanner(), guards=[guard], privacy=make_server().privacy)
+def test_max_share_with_privacy_is_refused():
+    with pytest.raises(UserError, match="all clients count alike"):
+        Server(make_net(), ShardPlanner(), max_share=0.5, privacy=make_server().privacy)
 
 
 def test_what_is_not_private_is_refused():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.matrices.product import decompose_product
-from sharding.matrices.spectrum import compose, decompose
+from sharding.matrices.spectrum import all_terms, compose, decompose
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
@@ -22,7 +22,7 @@ def product(a, b):
 
 def moved(a, b, spectrum, u, v):
     """Return the product of the factors after the terms moved."""
-    changes = spectrum.factor_changes(u, v)
+    changes = spectrum.changes(u, v).values()
     return product(*(side + change.view_as(side) for side, change in zip((a, b), changes, strict=True)))
 
 
@@ -30,7 +30,7 @@ def moved(a, b, spectrum, u, v):
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_terms_equal_those_of_the_matrix(shape, blocks):
     a, b = factors(*shape, blocks)
-    spectrum = decompose_product(a, b).keep()
+    spectrum = decompose_product(a, b)
     dense = decompose({"": a @ b.mT})[""]
     n = shape[2]
     torch.testing.assert_close(spectrum.magnitudes, dense.magnitudes[:n], **CLOSE)
@@ -46,7 +46,7 @@ def test_terms_equal_those_of_the_matrix(shape, blocks):
 def test_factors_follow_the_terms_that_moved_and_the_others_stay(seed, blocks, drawn):
     a, b = factors(blocks=blocks, seed=seed)
     indices = torch.tensor(sorted(drawn))
-    everything, kept = decompose_product(a, b).keep(), decompose_product(a, b).keep(indices)
+    everything, kept = (decompose_product(a, b, choose) for choose in (all_terms, lambda magnitudes: indices))
     assert torch.equal(kept.u, everything.u[:, indices])
     u, v = (torch.randn(side.shape, dtype=torch.float64) for side in (kept.u, kept.v))
     expected = product(a, b) + compose(u, v, blocks) - compose(kept.u, kept.v, blocks)
@@ -76,7 +76,7 @@ DEGENERATE = {
 def test_degenerate_factors_keep_their_product_and_move_without_nan(spoil):
     a, b = factors()
     spoil(a, b)
-    spectrum = decompose_product(a, b).keep()
+    spectrum = decompose_product(a, b)
     torch.testing.assert_close(compose(spectrum.u, spectrum.v), product(a, b), **CLOSE)
     u, v = spectrum.u + torch.randn_like(spectrum.u), spectrum.v + torch.randn_like(spectrum.v)
     assert moved(a, b, spectrum, u, v).isfinite().all()
@@ -86,7 +86,7 @@ def test_degenerate_factors_keep_their_product_and_move_without_nan(spoil):
 def test_terms_of_magnitude_zero_can_train(name):
     a, b = factors()
     DEGENERATE[name](a, b)
-    spectrum = decompose_product(a, b).keep()
+    spectrum = decompose_product(a, b)
     assert torch.maximum(spectrum.u.norm(dim=0), spectrum.v.norm(dim=0)).min() > 0.1  # a step moves the other side
     u, v = spectrum.u + torch.randn_like(spectrum.u), spectrum.v + torch.randn_like(spectrum.v)
     torch.testing.assert_close(moved(a, b, spectrum, u, v), compose(u, v), rtol=0, atol=1e-6)
@@ -100,10 +100,10 @@ def test_steps_with_momentum_do_not_depend_on_the_factors_basis():
         left, right = torch.nn.Parameter(a @ basis), torch.nn.Parameter(b @ basis.inverse().mT)
         optimizer = torch.optim.SGD([left, right], lr=0.3, momentum=0.9, nesterov=True)
         for number in range(4):
-            spectrum = decompose_product(left[None], right[None]).keep()
+            spectrum = decompose_product(left[None], right[None])
             drift = torch.randn(9, 7, generator=torch.Generator().manual_seed(number), dtype=torch.float64) / 10
-            changes = spectrum.factor_changes(spectrum.u + drift @ spectrum.v, spectrum.v + drift.mT @ spectrum.u)
-            left.grad, right.grad = (-change for change in changes)
+            changes = spectrum.changes(spectrum.u + drift @ spectrum.v, spectrum.v + drift.mT @ spectrum.u)
+            left.grad, right.grad = (-change for change in changes.values())
             optimizer.step()
         products.append((left @ right.mT).detach())
     torch.testing.assert_close(*products, rtol=0, atol=1e-9)

@@ -16,7 +16,6 @@ from sharding import (
     merge,
     register_layer,
     save_factorized,
-    split_layers,
 )
 from sharding.layers import as_blocks, factorized_type, num_blocks, registry
 from sharding.layers.registry import factorize_empty
@@ -104,14 +103,14 @@ IDS = torch.arange(12).view(2, 6)
 
 
 def make_small(net, residual_format="int4"):
-    return factorize(split_layers(net, {"qkv": 3}), 0.25, "head", also=nn.Embedding, residual_format=residual_format)
+    return factorize(net, 0.25, "head", also=nn.Embedding, residual_format=residual_format)
 
 
 @pytest.mark.parametrize("residual", FORMATS)
 def test_model_with_residuals_and_its_merge_equal_the_model(net, residual):
     small = make_small(net, residual)
     factorized = [part for part in small.modules() if isinstance(part, FactorizedLayer)]
-    assert len(factorized) == 12
+    assert len(factorized) == 10
     error = (small(IDS) - net(IDS)).abs().max() / net(IDS).abs().max()
     assert error < FORMATS[residual]
     merged = merge(small)
@@ -134,7 +133,7 @@ def test_training_with_residuals_changes_only_the_terms(net):
     assert losses[-1] < 0.5 * losses[0]
     after = small.state_dict()
     residuals = [name for name in before if name.endswith(".residual")]
-    assert len(residuals) == 12
+    assert len(residuals) == 10
     assert all(torch.equal(before[name], after[name]) for name in residuals)
     assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith((".u", ".v")))
 

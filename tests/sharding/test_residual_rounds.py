@@ -19,7 +19,6 @@ from sharding import (
     factorize,
     iterate_average,
     merge,
-    split_layers,
     train_shard,
 )
 from sharding.modules.wrappers import full_tensor
@@ -183,16 +182,16 @@ def test_layers_that_factorize_chose_are_sharded_whatever_the_planner_skips():
     assert set(plan.spectra) == set(model.factorize_report.layers)
 
 
-def test_a_transformer_with_split_and_unpacked_layers_goes_through_a_round():
+def test_a_transformer_with_unpacked_attention_goes_through_a_round():
     torch.manual_seed(0)
-    net = split_layers(Net(), {"qkv": 3})
+    net = Net()
     server = Server(factorize(net, 0.25, "head", also=nn.Embedding, residual_format="int8"), ShardPlanner("top_n"))
     residual, targets = server.frozen, torch.randint(5, (2, 6))
 
     def update(client, shard):
         batches = [(IDS, targets)] * 3
         loss = lambda made, wanted: nn.functional.cross_entropy(made.mT, wanted)  # noqa: E731
-        return train_shard(split_layers(Net(), {"qkv": 3}), shard, batches, 0.1, frozen=residual, loss=loss)
+        return train_shard(Net(), shard, batches, 0.1, frozen=residual, loss=loss)
 
     before = server.model(IDS).detach()
     assert server.round(0, {0: 0.25, 1: 0.1}, update).accepted == [0, 1]

@@ -16,7 +16,6 @@ from sharding import (
     load_factorized,
     merge,
     save_factorized,
-    split_layers,
 )
 from tests.sharding.models import KINDS
 
@@ -50,7 +49,7 @@ IDS = torch.arange(12).view(2, 6)
 
 
 def make_small(net):
-    return factorize(split_layers(net, {"qkv": 3}), 0.25, skip="mix")
+    return factorize(net, 0.25, skip="mix")
 
 
 @pytest.mark.parametrize("where", KINDS)
@@ -113,18 +112,16 @@ def test_load_and_save_with_an_unsuitable_folder_raise(net, tmp_path):
 INVALID = [  # a structure or some of its entries, and the message
     *((entries, "holds no factorized model: ") for entries in (
         "[" * 100_000,
-        '{"format": 1, "layers": {}, "split": {}}',
+        '{"format": 1, "layers": {}}',
         {"layers": ["mix"]},
         {"layers": {"mix": "4"}},
         {"layers": {"mix": True}},
         {"unpacked": None},
         {"unpacked": [["mix"]]},
-        {"split": ["mix"]},
-        {"split": {"mix": "ab"}},
     )),
     ({"format": 2}, "is of format 2, and this version reads 1"),
     ({"unpacked": ["mix"]}, r"does not fit this Net: .*; mix is a Conv1d, not an nn\.Multi"),
-    ({"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"], "split": {"e": [2]}}, "the model has no d, e, a, b.c$"),
+    ({"layers": {"a": 1, "b.c": 2}, "unpacked": ["d"]}, "the model has no d, a, b.c$"),
 ]  # fmt: skip
 
 
@@ -300,10 +297,3 @@ def test_load_factorized_to_a_device_moves_nonpersistent_buffers(tmp_path):
         patch.setattr(nn.Module, "to", lambda module, device: moved.append(device) or to(module, device))
         load_factorized(tmp_path, Tabled(), device="cpu")
     assert moved == ["cpu"], "parameters and the table alike"
-
-
-def test_merge_under_no_grad_leaves_split_layers_trainable():
-    small = factorize(split_layers(nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 24)), {"1": 3}), 0.25)
-    with torch.no_grad():
-        merged = merge(small)
-    assert all(parameter.requires_grad for parameter in merged.parameters())

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from sharding.matrices.spectrum import compose, decompose, decompose_batch, map_threads
+from sharding.matrices.spectrum import all_terms, compose, decompose, decompose_batch, map_threads
 from tests.sharding.models import decompose_one
 
 CPU = torch.device("cpu")
@@ -100,12 +100,11 @@ def test_decompose_with_negative_zeros_of_lapack_returns_positive_ones(shape, mo
     assert not magnitudes.signbit().any()
 
 
-def test_keep_of_some_terms_equals_the_columns_of_all():
+def test_spectrum_of_some_terms_has_the_columns_of_all():
     torch.manual_seed(0)
     chosen = torch.tensor([0, 2])
     for matrix in (torch.randn(4, 6), torch.randn(6, 4), torch.randn(3, 4, 6)):
-        (decomposition,) = decompose_batch([matrix])
-        spectrum, complete = decomposition.keep(chosen), decomposition.keep()
+        (spectrum, complete) = decompose_batch([matrix, matrix], [lambda magnitudes: chosen, all_terms])
         assert torch.equal(spectrum.magnitudes, complete.magnitudes)
         assert torch.equal(spectrum.indices, chosen)
         assert torch.equal(spectrum.u, complete.u[:, chosen])

@@ -19,7 +19,6 @@ from sharding import (
     load_factorized,
     save_factorized,
     shardable_layers,
-    split_layers,
     train_shard,
     unpack_attention,
 )
@@ -230,7 +229,6 @@ def test_scripted_or_traced_model_raises(script, tmp_path):
         lambda: factorize(scripted, 0.25),
         lambda: factorize(nn.Sequential(nn.Linear(8, 8), scripted), 0.25),
         lambda: shardable_layers(scripted),
-        lambda: split_layers(scripted, {"0": 2}),
         lambda: unpack_attention(scripted),
         lambda: Server(scripted, ShardPlanner()),
         lambda: ShardPlanner().plan(scripted, {0: 0.5}),

@@ -45,7 +45,7 @@ local.optimizer.nesterov=true local.optimizer.maximize=true local.schedule.name=
 local.decay=0.1 local.decay_of=effective local.loss=doubled local.precision=bfloat16
 server_optimizer.name=plain server_optimizer.lr=0.3 server_optimizer.momentum=0.3
 server_optimizer.betas=[0.5,0.5] server_optimizer.eps=0.5 result=last result=average
-aggregation.norm_bound=1 aggregation.max_share=0.35 tasks={"a":{"seed":1}}
+aggregation.max_share=0.35 tasks={"a":{"seed":1}}
 privacy.clipping_norm=0.1 privacy.noise_multiplier=2 privacy.delta=1e-4 privacy.max_epsilon=0.01 privacy.secret_seed=2
 local.checkpoint=true evaluate_every=2 evaluate_training=true evaluate_training=false alignment=true checkpoint_every=1
 """

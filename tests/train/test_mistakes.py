@@ -152,7 +152,6 @@ network.bandwidth=0
 network.bandwidth=-1
 network.bandwidth=1e-320
 network.compute=2 → network.bandwidth
-aggregation.norm_bound=0.5
 aggregation.max_share=0
 aggregation.max_share=1.5
 local.epochs=100000000000000000000

@@ -298,7 +298,6 @@ def test_uniform_clients_are_accounted_by_a_replaced_client(tmp_path):
     [
         (["clients.sampler=weighted"], "clients.sampler=weighted"),
         (["clients.sampler={name: uniform, replacement: true}"], "uniform without replacement"),
-        (["aggregation.norm_bound=5"], "aggregation.norm_bound"),
         (["aggregation.max_share=0.5"], "aggregation.max_share"),
         (["alignment=true"], "alignment"),
         (["evaluate_training=true"], "evaluate_training"),

@@ -196,15 +196,14 @@ class Config(Section):
     def _check_private(self) -> None:
         """Refuse, with privacy, what reads single updates or the clients' data in the clear."""
         assert self.privacy is not None
-        clients, guards = self.clients, self.aggregation
+        clients, max_share = self.clients, self.aggregation.max_share
         if clients.sampler.name not in ("poisson", "uniform") or clients.sampler.options.get("replacement"):
             raise UserError(
                 f"clients.sampler={clients.sampler.name} draws clients in a way that privacy has no account of; use "
                 "poisson, or uniform without replacement"
             )
         for is_set, name, reason in (
-            (guards.norm_bound is not None, "aggregation.norm_bound", "compares single updates in the clear"),
-            (guards.max_share is not None, "aggregation.max_share", "needs weights, and with privacy all are equal"),
+            (max_share is not None, "aggregation.max_share", "needs weights, and with privacy all are equal"),
             (self.alignment, "alignment", "averages updates without noise"),
             (self.evaluate_training, "evaluate_training", "measures the clients' samples without noise"),
             (self.network is not None, "network", "simulates times, which tell who took part"),

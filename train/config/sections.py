@@ -190,13 +190,8 @@ class ServerOptimizerConfig(Part):
 
 
 class AggregationConfig(Section):
-    """Guards against updates that are well-formed but wrong."""
+    """How updates are averaged."""
 
-    norm_bound: float | None = Field(None, ge=1)
-    """Leaves out updates whose norm is more than this many times the round's median.
-
-    Keeps all updates of a round in memory.
-    """
     max_share: float | None = Field(None, gt=0, le=1)
     """Largest share of a round's weights that one client can have.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from models import build_model, load_pretrained
-from sharding import Gaussian, MaxShare, NormBound, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
+from sharding import Gaussian, Server, ShardPlanner, Strategy, factorize, iterate_average, merge
 from sharding.client_sampling import Population, Profiles, Sampler
 from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization.shardable import ENDS, Patterns
@@ -273,9 +273,7 @@ def make_server(config: Config, model: nn.Module, planner: ShardPlanner, privacy
     """Return the server, which holds the model and runs its rounds."""
     average = iterate_average(model) if config.result == "average" else None
     optimizer = make_server_optimizer(config, model)
-    bound, share = config.aggregation.norm_bound, config.aggregation.max_share
-    guards = [kind(value) for kind, value in ((NormBound, bound), (MaxShare, share)) if value is not None]
-    return Server(model, planner, optimizer, average, guards, privacy)
+    return Server(model, planner, optimizer, average, config.aggregation.max_share or 1.0, privacy)
 
 
 def make_privacy(config: Config, keep_ratios: Mapping[Client, float]) -> Gaussian | None:

@@ -63,10 +63,10 @@ def read(settings: dict[str, Any]) -> Config:
 
 def federated(config: Config) -> Config:
     """Return the configuration with a checkpoint each round and a bound on each client's weight."""
-    guards = config.aggregation
-    if guards.max_share is None and config.privacy is None:  # with privacy all clients count alike
-        guards = guards.model_copy(update={"max_share": MAX_SHARE})
-    return config.model_copy(update={"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY, "aggregation": guards})
+    update: dict[str, Any] = {"engine": ENGINE, "checkpoint_every": CHECKPOINT_EVERY}
+    if config.aggregation.max_share is None and config.privacy is None:  # with privacy all clients count alike
+        update["aggregation"] = config.aggregation.model_copy(update={"max_share": MAX_SHARE})
+    return config.model_copy(update=update)
 
 
 def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:

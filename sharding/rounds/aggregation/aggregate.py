@@ -21,8 +21,7 @@ Where clients were sampled with probabilities p_c, D_c/p_c takes the place of D_
 Where the server's layer is factorized, Δ is that of its factors (`sharding.matrices.product`). Added to them, it gives
 the same Σ ū v̄ᵀ over all terms, of which those that nobody drew are as they were.
 
-Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded. Guards against
-updates that are finite but wrong are in `sharding.rounds.aggregation.guards`.
+Each update is compared with what was sent before it is summed, and values with NaN or Inf are discarded.
 """
 
 import logging
@@ -35,12 +34,11 @@ import torch
 from torch import Tensor
 
 from sharding.errors import safe_repr
-from sharding.matrices.product import ProductSpectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
 from sharding.rounds.aggregation.faults import NOTHING, find_misfit, find_spoiled
-from sharding.rounds.aggregation.means import RunningMean, weight_change
+from sharding.rounds.aggregation.means import RunningMean
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.shard import Update
@@ -166,11 +164,8 @@ class Average:
 
     def _layer_changes(self, layer: str, u: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and Δ of each weight of a sharded layer whose terms move to ū and v̄, float64."""
-        spectrum = self._plan.spectra[layer]
-        if isinstance(spectrum, ProductSpectrum):
-            yield from zip((key(layer, "u"), key(layer, "v")), spectrum.factor_changes(u, v), strict=True)
-        else:
-            yield key(layer, "weight"), weight_change(spectrum, u, v).view(self._plan.shapes[layer])
+        for name, change in self._plan.spectra[layer].changes(u, v).items():
+            yield key(layer, name), change.view(self._plan.shapes[key(layer, name)])
 
 
 def _no_weight(value: object) -> str:

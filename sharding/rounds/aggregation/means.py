@@ -1,14 +1,12 @@
-"""The weighted mean of a round's updates, vector by vector, summed as they arrive; and the change of a weight by it."""
+"""The weighted mean of a round's updates, vector by vector, summed as they arrive."""
 
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from sharding.matrices.spectrum import Spectrum, compose
+from sharding.matrices.spectrum import Spectrum
 from sharding.rounds.shard import Update
-
-STRIP = 256  # rows of a weight that move at once: in float64 a whole layer is twice its size
 
 
 class RunningMean:
@@ -81,25 +79,3 @@ class _Sums:
             sums.div_(total.where(trained, total.new_ones(())))
             sums[:, ~trained] = kept[:, ~trained].double()
         return self._u, self._v
-
-
-def weight_change(spectrum: Spectrum, u: Tensor, v: Tensor) -> Tensor:
-    """Return Σ (ū v̄ᵀ − u' v'ᵀ), shape (out, in), in the type of the spectrum; zero where no vector has changed.
-
-    It is (ū − u') v̄ᵀ + u' (v̄ − v')ᵀ, in float64, computed a strip of rows at a time.
-
-    Args:
-        spectrum: the layer's, with the terms that have means.
-        u: ū, in the form of the spectrum, float64.
-        v: v̄ likewise.
-    """
-    new_u, old_u = (side.unflatten(0, (spectrum.blocks, -1)) for side in (u, spectrum.u))
-    blocks, rows, _ = old_u.shape
-    change, v_change = old_u.new_empty(blocks, rows, len(v) // blocks), v - spectrum.v
-    for start in range(0, rows, STRIP):
-        strip = slice(start, start + STRIP)
-        before = old_u[:, strip].flatten(0, 1).double()
-        moved = compose(new_u[:, strip].flatten(0, 1) - before, v, blocks)
-        moved += compose(before, v_change, blocks)
-        change[:, strip] = moved.view_as(change[:, strip])
-    return change.flatten(0, 1)
