@@ -25,10 +25,10 @@ from train.cli.listing import names
 from train.cli.progress import RoundProgress
 from train.cli.sweep import FailedRun, grid_configs, sweep
 from train.config.naming import with_directory
-from train.config.registries import import_parts
 from train.config.schema import Config, load_config
 from train.config.unread import refuse_unread
 from train.config.yaml_text import dump_yaml
+from train.registries import import_parts
 from train.report.tables.cells import cells_of, choose
 from train.report.tables.layout import TABLES
 from train.run import run
