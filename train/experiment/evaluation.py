@@ -23,7 +23,7 @@ def scores(experiment: Experiment) -> dict[str, Any]:
     accuracy, loss = evaluate(model, dataset, dataset.test)
     measured = {"test_accuracy": accuracy, "test_loss": loss}
     if experiment.config.evaluate_training:
-        accuracy, loss = evaluate(model, dataset, experiment.training)
+        accuracy, loss = evaluate(model, dataset, experiment.clients.data.all())
         measured |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
     return measured
 

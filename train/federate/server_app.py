@@ -19,7 +19,8 @@ from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.data import Dataset
 from train.data.shares import Shares
-from train.experiment.assembly import Clients, build_experiment, find_device, read_dataset
+from train.experiment.assembly import build_experiment, find_device, read_dataset
+from train.experiment.clients import Clients
 from train.experiment.experiment import Experiment
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Report, Roster, Timeouts
@@ -142,9 +143,8 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
         if config.privacy is None and size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
-    experiment = build_experiment(config, Clients(dataset, nobody, ratios, samples, partial(NodesEngine, roster)))
-    experiment.node_keys = roster.node_keys()
-    return experiment
+    clients = Clients(nobody, samples, ratios, roster.node_keys())
+    return build_experiment(config, dataset, clients, partial(NodesEngine, roster))
 
 
 def config_for_nodes(config: Config, dataset: Dataset, device: str | None = None) -> Config:
