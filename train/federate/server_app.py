@@ -24,7 +24,6 @@ from train.experiment.clients import Clients
 from train.experiment.experiment import Experiment
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Report, Roster, Timeouts
-from train.federate.status import FINISHED, Status
 from train.run import run
 from train.rundir.file_names import METRICS_FILE
 from train.rundir.records import clients_file, read_clients
@@ -77,20 +76,15 @@ def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
         UserError, RunError: as `train.run.run`.
         ImportError: a package is missing.
     """
-    status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
+    done = len(read_lines(config.directory / METRICS_FILE))
     begin = "resuming" if done else "starting"
     log.info("writing to %s, %s with round %d of %d", config.directory, begin, done, config.rounds)
     build = partial(assemble_over, grid=grid, timeouts=timeouts, device=config.device)
-    try:
-        with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
-            running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
-            while not running.done():
-                wait([running], timeout=0.5)  # wake up from time to time: Flower checks for a dead parent from a thread
-            running.result()
-    except BaseException as error:
-        status.set(ended=str(error) if isinstance(error, EXPLAINED) else repr(error))
-        raise
-    status.set(ended=FINISHED)
+    with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
+        running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
+        while not running.done():
+            wait([running], timeout=0.5)  # wake up from time to time: Flower checks for a dead parent from a thread
+        running.result()
     log.info("finished: %s", config.directory)
 
 

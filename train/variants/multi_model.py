@@ -6,6 +6,7 @@ The rounds have the steps of `train.rounds`, for each model. The selection also 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,7 +121,7 @@ class MultiModel:
         """Return sums of bytes and counts, means of losses and accuracies, and each model's metrics by its name."""
         of_models = list(metrics.values())
         kinds = sum((Counter(one.failed_by_kind or {}) for one in of_models), Counter())
-        means = {
+        means: dict[str, Any] = {
             key: float(np.mean(values))
             for key in MEANS
             if (values := [value for one in of_models if (value := getattr(one, key)) is not None])
