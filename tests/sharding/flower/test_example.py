@@ -1,6 +1,8 @@
 """The app in examples/flower_app runs in real processes: a SuperLink, two SuperNodes, and `flwr run`."""
 
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -34,14 +36,13 @@ def test_example_app_trains_under_flwr_run(tmp_path):
 @pytest.fixture
 def simulation(tmp_path):
     """Return the environment of a simulation, whose local SuperLink ends with the test; it is on no default port."""
-    psutil = pytest.importorskip("psutil")
     pytest.importorskip("ray")
     ports = {f"FLWR_LOCAL_{name}_PORT": str(free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")}
     yield environment_of(tmp_path) | ports | {"RAY_ADDRESS": "local"}
-    for process in psutil.process_iter(["cmdline"]):
-        if any(word.startswith(str(tmp_path)) for word in process.info["cmdline"] or []):  # the SuperLink's log file
-            process.terminate()
-            process.wait(PATIENCE)
+    shown = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    for line in shown.splitlines():
+        if str(tmp_path) in line:  # the SuperLink's log file
+            os.kill(int(line.split()[0]), signal.SIGTERM)
 
 
 @pytest.mark.federation
