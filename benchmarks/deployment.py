@@ -1,10 +1,10 @@
 """Measure a federation on Flower: seconds and bytes a round.
 
-It starts real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes, with TLS and keys. A relay between them
-counts the bytes. Flower's own empty round is the lower bound. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s
-before a process starts) and for a new process per message, so the best round is reported. With `--start`, two nodes
-run the app in examples/flower_app, in turn with Flower's FedAvg and with `SpectralSharding`, and in turn with Flower's
-SuperNode and with that of `sharding.flower.warm`.
+It starts real processes on loopback: a SuperLink and 2, 4 and 8 SuperNodes. A relay between them counts the bytes.
+Flower's own empty round is the lower bound. Rounds wait for Flower's polls (3 s at a SuperNode, 1 s before a process
+starts) and for a new process per message, so the best round is reported. With `--start`, two nodes run the app in
+examples/flower_app, in turn with Flower's FedAvg and with `SpectralSharding`, and in turn with Flower's SuperNode and
+with that of `sharding.flower.warm`.
 
     python benchmarks/deployment.py results/deployment [--nodes 2 4 8]
     python benchmarks/deployment.py results/deployment --start [--turns 3]
@@ -12,10 +12,13 @@ SuperNode and with that of `sharding.flower.warm`.
 
 import json
 import os
+import shlex
 import socket
+import subprocess
+import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
@@ -25,17 +28,14 @@ from time import sleep
 
 from measure import save
 
-from train.federate import launch
-from train.federate.launch import LOOPBACK
-from train.federate.roster import Timeouts
-from train.federate.server_app import ROOT
-from train.federate.supervisor import Processes
-
+ROOT = Path(__file__).parents[1]
+LOOPBACK = "127.0.0.1"
+WARM = (sys.executable, "-m", "sharding.flower.warm")
 EMPTY = Path(__file__).parent / "peers" / "empty"  # the app of an empty round
 ROUNDS = Path(__file__).parent / "peers" / "rounds"
 EXAMPLE = ROOT / "examples" / "flower_app"
 STRATEGIES = ("FedAvg", "SpectralSharding")
-NODE = {"flower-supernode": ["flower-supernode"], "sharding.flower.warm": launch.SUPERNODE}  # the program of a node
+NODE = {"flower-supernode": ["flower-supernode"], "sharding.flower.warm": WARM}  # the program of a node
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = [
@@ -74,35 +74,74 @@ class Relay:
             return
 
 
+def free_port() -> int:
+    """Return a free port of this machine."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return int(listener.getsockname()[1])
+
+
+class Deployment(ExitStack):
+    """A SuperLink on loopback and what calls it; all end with the context. Homes and logs are in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.port = folder, free_port()
+        self.folder.mkdir(parents=True)
+        link = f'[superlink.here]\naddress = "{LOOPBACK}:{self.port}"\ninsecure = true\n'
+        (folder / "config.toml").write_text(link, encoding="utf-8")
+        command = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(self.port)]
+        self.start("superlink", [*command, "--disable-runtime-dependency-installation"])
+        with socket.socket() as caller:
+            while caller.connect_ex((LOOPBACK, self.port)):
+                sleep(0.2)
+
+    def start(self, name: str, command: Sequence[str], home: str = "") -> subprocess.Popen[bytes]:
+        """Start a program in the background."""
+        paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        settings = {"FLWR_HOME": str(self.folder / home), "PYTHONPATH": os.pathsep.join(paths)}
+        output = self.enter_context((self.folder / f"{name}.log").open("wb"))
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | settings)
+        self.callback(process.wait)
+        self.callback(process.terminate)
+        return process
+
+    def node(self, number: int, port: int, program: Sequence[str] = WARM) -> None:
+        """Start a SuperNode that calls this port."""
+        command = [*program, "--insecure", "--superlink", f"{LOOPBACK}:{port}", "--port", str(free_port())]
+        self.start(f"node-{number}", [*command, "--node-config", f"partition-id={number}"], f"node-{number}")
+
+    def submit(self, app: Path, settings: dict[str, object]) -> subprocess.Popen[bytes]:
+        """Submit an app."""
+        values = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        return self.start("run", ["flwr", "run", str(app), "here", "--stream", "--run-config", values])
+
+
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
     """Return the rounds' metrics, and the bytes sent down and up until the end of each."""
-    everyone = f"clients.per_round={nodes}"
-    config, settings = launch.configure(CONFIG, [*WIDE, everyone, f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    layout, passed = launch.lay_out(config, settings), []
-    with Processes(layout.folder / "logs") as processes:
-        launch.start_server(processes, layout)
-        relay = Relay(layout.port)
+    words = [*WIDE, f"clients.count={nodes}", f"clients.per_round={nodes}", f"output={folder / 'run'}"]
+    path, passed, lines = folder / "run" / "metrics.jsonl", list[tuple[int, int]](), list[str]()
+    with Deployment(folder / "deployment") as deployment:
+        relay = Relay(deployment.port)
         for node in range(nodes):
-            through = replace(layout, port=relay.port)
-            launch.start_node(processes, through, node, launch.node_settings(config, layout, node))
-        launch.submit(processes, layout)
-        launch.follow(processes, layout, config, lambda metrics: passed.append((relay.down, relay.up)))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return lines, passed
+            deployment.node(node, relay.port)
+        run = deployment.submit(ROOT, {"config": CONFIG, "overrides": shlex.join(words)})
+        ended = False
+        while not ended:
+            ended = run.poll() is not None
+            lines = path.read_text().splitlines() if path.exists() else []
+            passed += [(relay.down, relay.up)] * (len(lines) - len(passed))
+            sleep(0.1)
+    return [json.loads(line) for line in lines], passed
 
 
 def timed(app: Path, nodes: int, folder: Path, settings: dict[str, object], program: Sequence[str]) -> list[float]:
     """Run an app, and return the seconds of its rounds, which it writes to the `output` of its settings."""
-    config, _ = launch.configure(CONFIG, [f"output={folder}"], nodes, Timeouts(600.0, 600.0))
-    layout, output = launch.lay_out(config, settings), Path(str(settings["output"]))
-    with Processes(layout.folder / "logs") as processes:
-        launch.start_server(processes, layout)
+    with Deployment(folder) as deployment:
         for node in range(nodes):
-            launch.start_node(processes, layout, node, {"partition-id": node}, program)
-        launch.submit(processes, layout, app)
-        while not output.exists() and "run" not in processes.ended():
-            sleep(0.5)
-    return [float(seconds) for seconds in output.read_text().split()]
+            deployment.node(node, deployment.port, program)
+        deployment.submit(app, settings).wait()
+    return [float(seconds) for seconds in Path(str(settings["output"])).read_text().split()]
 
 
 def in_turn(into: Path, turns: int, rounds: int = 4) -> None:
@@ -125,7 +164,7 @@ def measure(into: Path, nodes: int) -> None:
     scratch = Path(mkdtemp())
     lines, passed = federated(nodes, scratch / "nodes")
     settings = {"nodes": nodes, "rounds": len(lines), "output": str(scratch / "empty" / "seconds")}
-    floor = timed(EMPTY, nodes, scratch / "empty", settings, launch.SUPERNODE)
+    floor = timed(EMPTY, nodes, scratch / "empty", settings, WARM)
     rmtree(scratch)
     rounds = range(1, len(lines))  # the first one carries the app, and nodes are still starting
     sent = [tuple(total - previous for total, previous in zip(passed[t], passed[t - 1], strict=True)) for t in rounds]

@@ -51,13 +51,13 @@ from train.engines.engine import Engine
 from train.engines.local_training import loss_of, make_optimizer, raw_batches
 from train.engines.sequential import SequentialEngine
 from train.experiment.assembly import (
-    Clients,
     assign_keep_ratios,
     build_experiment,
     find_engine,
     partition_dataset,
     read_dataset,
 )
+from train.experiment.clients import Clients
 from train.experiment.evaluation import scores
 from train.experiment.experiment import Experiment
 from train.experiment.metrics import RoundMetrics
@@ -127,8 +127,8 @@ class Bench:
         shares = partition_dataset(config, dataset)
         sizes = {client: len(part) for client, part in shares.items()}
         ratios = assign_keep_ratios(config.keep_ratio, len(shares), config.seed_of_data)
-        clients = Clients(dataset.without_training(), shares, ratios, sizes, find_engine(config))
-        return build_experiment(config, clients)
+        clients = Clients(shares, sizes, ratios)
+        return build_experiment(config, dataset.without_training(), clients, find_engine(config))
 
     def synchronize(self) -> None:
         """Wait for the GPU."""

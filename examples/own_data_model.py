@@ -9,8 +9,8 @@ import torch
 from sklearn.datasets import make_moons
 from torch import nn
 
-from models import MODELS
-from train.data import DATASETS, Dataset, Split
+from train.data import Dataset, Split
+from train.registries import DATASETS, MODELS
 
 
 def load_moons(*, noise: float = 0.1, seed: int = 0) -> Dataset:

@@ -8,9 +8,10 @@ The sampler is `clients.sampler=in_turn`, and the partition `data.partition=halv
 import numpy as np
 from numpy.typing import NDArray
 
-from sharding import DESIGNS, SAMPLERS, Sampler
+from sharding import Sampler
 from train.data import Dataset
-from train.data.partition import PARTITIONS, Partition
+from train.data.partition import Partition
+from train.registries import DESIGNS, PARTITIONS, SAMPLERS
 
 
 class RandomOrder:

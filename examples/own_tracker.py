@@ -1,9 +1,9 @@
 """A tracker: a CSV file of accuracies. `--import examples.own_tracker tracker=csv`"""
 
 from train.callbacks import Callback, Plans
-from train.config.registries import TRACKERS
 from train.config.schema import Config
 from train.experiment.metrics import RoundMetrics
+from train.registries import TRACKERS
 
 
 class CsvTracker(Callback):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, cosine
+from train.registries import LOSSES, OPTIMIZERS, SCHEDULES, cosine
 
 
 def smoothed(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:

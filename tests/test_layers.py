@@ -19,6 +19,7 @@ LAYERS = {
     ],
     "train": [
         {"data", "utils"},
+        {"registries"},
         {"config"},
         {"engines"},
         {"experiment"},

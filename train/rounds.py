@@ -1,8 +1,6 @@
 """The algorithm: invite a cohort, plan its shards, train, average, step, measure, evaluate, call back."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -44,28 +42,26 @@ def run_rounds(
         with clock("plan"):
             plan = experiment.plan(cohort, t)
 
-        with clock("train"):
-            selection, replies = train_selected(experiment.engine, sampler, plan, t, experiment.lr(t))
-
         fedavg = FedAvgStep(experiment, cohort, t) if config.alignment and evaluates else None
 
-        with clock("train"):
+        with clock("train"):  # most updates are trained when they are collected
+            selection, replies = train_selected(experiment.engine, sampler, plan, t, experiment.lr(t))
             average, losses = collect(experiment, plan, selection, replies)
 
         with clock("aggregate"):
             outcome = server.step(average)
 
-        measured = measure(experiment, t, plan, selection, outcome, losses)
-        evaluation: dict[str, Any] = {}
+        metrics = measure(experiment, t, plan, selection, outcome, losses)
+        experiment.with_residual.update(metrics.new_clients or ())
         if fedavg is not None:
-            evaluation["alignment"] = fedavg.cosine(server.model)
+            metrics |= {"alignment": fedavg.cosine(server.model)}
         if evaluates:
             with clock("evaluate"):
-                evaluation |= scores(experiment)
+                metrics |= scores(experiment)
+        if server.privacy is None:  # seconds tell how many clients took part
+            metrics |= clock.seconds()
+        metrics |= history.complete(metrics, outcome.release)
 
-        seconds = {} if server.privacy else clock.seconds()  # they tell how many clients took part
-        metrics = replace(measured, **evaluation, **seconds)
-        history.complete(metrics, outcome.release)
         stops = [callback.after_round(metrics, plan) for callback in callbacks]
         if metrics.stopped or any(stops):
             break

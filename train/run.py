@@ -25,7 +25,7 @@ from train.rundir.checkpoint import Stateful, find_checkpoint
 from train.rundir.directory import is_finished, open_directory, plain
 from train.rundir.model_file import save_model
 from train.rundir.provenance import Provenance, describe_start, keep_device
-from train.rundir.records import Clients, check_clients, describe_clients, write_clients
+from train.rundir.records import ClientRecords, check_clients, describe_clients, write_clients
 from train.rundir.secret import open_account, write_secret
 from train.utils.files import write_atomically
 from train.utils.jsonl import keep_lines, read_lines
@@ -94,7 +94,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
                 for one in models:
                     callback.before_training(one)
             set_stage("training its first round" if not earlier else f"resuming with round {len(earlier) + 1}")
-            ended = len(earlier) == config.rounds or (bool(earlier) and earlier[-1].stopped is not None)
+            ended = len(earlier) == config.rounds or history.stopped is not None
             last = None if ended else _rounds(experiment, len(earlier), watching, history)
             lost.raise_if_diverged()
             rounds = len(earlier) if last is None else last.round + 1
@@ -155,7 +155,7 @@ def _restore(config: Config, model: nn.Module, states: Mapping[str, Stateful]) -
 
 
 def _describe(
-    config: Config, models: Sequence[Experiment], clients: Clients, provenance: Provenance | None, start: int
+    config: Config, models: Sequence[Experiment], clients: ClientRecords, provenance: Provenance | None, start: int
 ) -> None:
     """Write the configuration, the clients' data and the provenance."""
     write_atomically(config.directory / files.CONFIG_FILE, dump_yaml(plain(config)).encode())

@@ -21,9 +21,7 @@ def rounds_of(**values):
 
 def completed(config, rounds, earlier=()):
     history = History(config, earlier)
-    for metrics in rounds:
-        history.complete(metrics)
-    return rounds
+    return [metrics | history.complete(metrics) for metrics in rounds]
 
 
 @pytest.mark.parametrize(

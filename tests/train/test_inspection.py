@@ -26,7 +26,7 @@ def test_inspect_has_the_partition_and_keep_ratios_of_the_run(config, tmp_path):
     planned = part.server.plan({"0.2": 0.2, "0.4": 0.4}, 0)
     assert f"top_n shards {len(planned.spectra)} layers" in told
     for ratio in (0.2, 0.4):
-        whose = ", ".join(str(client) for client, r in part.keep_ratios.items() if r == ratio)
+        whose = ", ".join(str(client) for client, r in part.clients.keep_ratios.items() if r == ratio)
         assert f"keep ratio {ratio}: {planned.shard(str(ratio)).nbytes:,} bytes a shard" in told
         assert f" clients, {whose}\n" in told
 

@@ -9,9 +9,9 @@ from tests.train.runs import QUICKSTART, without_times
 from train.callbacks import Callback
 from train.config.messages import keys_of
 from train.config.naming import keys_and_options
-from train.config.registries import LOSSES, TRACKERS, cross_entropy
 from train.config.schema import Config, load_config
 from train.config.unread import refuse_unread
+from train.registries import LOSSES, TRACKERS, cross_entropy
 from train.run import run
 from train.rundir.file_names import CONFIG_FILE, PROVENANCE_FILE
 from train.utils.errors import RunError

@@ -6,12 +6,12 @@ from torch import nn
 
 from sharding import FactorizedLinear, clip_and_decay
 from sharding.rng import generator
-from train.config.registries import cross_entropy
 from train.config.sections import LocalConfig
 from train.data import Dataset, Split
 from train.data.dataset import unchanged
 from train.engines.local_training import draw_passes, make_optimizer, train_locally
 from train.experiment.evaluation import evaluate
+from train.registries import cross_entropy
 
 CLIP, DECAY, LR, MOMENTUM = 2.0, 0.7, 0.1, 0.9
 SGD = {"name": "sgd", "lr": LR, "momentum": MOMENTUM}

@@ -16,12 +16,12 @@ from train.cli.commands import main
 from train.cli.sweep import grid_configs
 from train.config.naming import describe, settings_in_name, with_directory
 from train.config.overrides import expand
-from train.config.registries import SCHEDULES, import_parts
 from train.config.schema import load_config
 from train.data.partition import PARTITIONS
 from train.engines import processes
 from train.engines.sequential import SequentialEngine
 from train.experiment.assembly import assemble
+from train.registries import SCHEDULES, import_parts
 from train.run import run
 from train.rundir.directory import is_finished
 from train.rundir.file_names import MODEL_FILE

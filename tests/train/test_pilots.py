@@ -155,8 +155,8 @@ def test_runs_with_the_same_world_seed_differ_only_in_draws_and_batches(tmp_path
         for seed, world in ((1, 5), (2, 5), (5, "null"))
     )
     for another in (other, third):
-        assert another.keep_ratios == one.keep_ratios
-        assert bool((another.training.inputs == one.training.inputs).all())
+        assert another.clients.keep_ratios == one.clients.keep_ratios
+        assert bool((another.clients.data.all().inputs == one.clients.data.all().inputs).all())
         assert (another.sampler.population.profiles.compute == one.sampler.population.profiles.compute).all()
         state = another.model.state_dict()
         assert all(bool((value == state[name]).all()) for name, value in one.model.state_dict().items())

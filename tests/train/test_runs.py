@@ -241,7 +241,7 @@ def test_client_drawn_twice_counts_twice_in_simulated_time(tmp_path):
 def test_sampler_cost_of_a_client_is_its_update_over_the_dense_model(tmp_path, strategy):
     options = ["clients.sampler=ocs_partial", "clients.sampler.budget=0.6", "keep_ratio={0.2: 0.5, 0.6: 0.5}"]
     experiment = assemble(tiny(tmp_path, *options, f"strategy={strategy}"))
-    plan = experiment.server.plan(experiment.keep_ratios, 0)
+    plan = experiment.server.plan(experiment.clients.keep_ratios, 0)
     costs = [shard.returned(shard.trained()).nbytes / experiment.dense_nbytes for _, shard in plan.shards()]
     np.testing.assert_allclose(experiment.sampler.population.costs, costs, rtol=1e-12)
     assert min(costs) > 0.2
@@ -396,8 +396,8 @@ def test_run_with_evaluate_training_changes_nothing(tmp_path):
     assert "train_set_loss" not in first
     experiment = assemble(config)
     Checkpoint.read(config.directory / CHECKPOINT_FILE).restore(experiment.model)
-    assert sum(experiment.num_samples.values()) == len(experiment.training)
-    expected = evaluate(experiment.model, experiment.dataset, experiment.training)
+    assert sum(experiment.clients.num_samples.values()) == len(experiment.clients.data.all())
+    expected = evaluate(experiment.model, experiment.dataset, experiment.clients.data.all())
     assert (last.pop("train_set_accuracy"), last.pop("train_set_loss")) == expected
     plain = read(run(tiny(tmp_path / "plain", "result=last", "evaluate_every=2")))
     assert without_times([first, last]) == without_times(plain)

@@ -14,9 +14,9 @@ from pyarrow import parquet
 from sharding import UserError
 from tests.drawn import encode
 from tests.train.runs import REPOSITORY
-from train.config.registries import import_parts
 from train.data.images import decode, read_parquet, shape_of
 from train.data.shakespeare import load_shakespeare
+from train.registries import import_parts
 
 
 def command(folder, *words, program=("-m", "train"), **variables):

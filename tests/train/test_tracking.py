@@ -13,7 +13,7 @@ from tests.train.runs import TINY, read, tiny, wait_until
 from train.callbacks import Callback, EachRound
 from train.callbacks.trackers import open_trackers
 from train.cli.sweep import grid_configs
-from train.config.registries import TRACKERS
+from train.registries import TRACKERS
 from train.run import run
 from train.rundir.records import layer_statistics
 

@@ -48,12 +48,6 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
         "Writes report.html, which needs no network, and report.csv, with a row for each run.",
         ("report runs", "report runs/quickstart-compare --targets 80,90 --output pages"),
     ),
-    "federate": (
-        "train once on Flower, with a process for each client",
-        f"Writes {RUN_FILES} to output=DIR, as `run` does. Each client is a separate SuperNode on this machine. "
-        "Other users of this machine cannot submit runs, but can disturb yours: docs/guides/federation.md.",
-        (f"federate {QUICKSTART} --nodes 4", f"federate {QUICKSTART} --nodes 4 rounds=5 output=runs/federation"),
-    ),
     "inspect": (
         "draw the clients' data and report the sizes and the memory of their shards, without training",
         "Writes NAME-partition and NAME-classes as PNG and SVG to output=DIR (default: runs).",
@@ -112,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     parser.set_defaults(overrides=[])
     parsers = {name: _command(commands, name) for name in HELP}
-    compare, table, report, federate = (parsers[name] for name in ("compare", "table", "report", "federate"))
+    compare, table, report = (parsers[name] for name in ("compare", "table", "report"))
     compare.add_argument("--strategies", type=_names, default=[], metavar="A,B,…", help="strategies to compare")
     compare.add_argument(
         "--grid", action="append", default=[], metavar="KEY=V,W,…", help="values of any key to compare; may be repeated"
@@ -143,30 +137,21 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help="runs at a time (default: %(default)s, the number of GPUs or cores)",
         )
-    federate.add_argument("--nodes", type=positive, required=True, metavar="N", help="clients, a SuperNode each")
-    for wait, seconds, event in (("start", 300.0, "all nodes"), ("round", 600.0, "the replies of a round")):
-        federate.add_argument(
-            f"--{wait}-timeout",
-            type=float,
-            default=seconds,
-            metavar="S",
-            help=f"seconds to wait for {event} (default: %(default)g)",
-        )
     parsers["inspect"].add_argument(
         "--memory",
         type=_nbytes,
         metavar="SIZE",
         help="report the largest keep ratio whose clients' tensors fit this size, e.g. 96MB",
     )
-    for name in ("run", "compare", "federate", "inspect", "config"):
+    for name in ("run", "compare", "inspect", "config"):
         parsers[name].add_argument("config", metavar="CONFIG", help="a YAML file, e.g. configs/quickstart.yaml")
-    for name in ("run", "compare", "federate", "inspect", "table", "config"):
+    for name in ("run", "compare", "inspect", "table", "config"):
         parsers[name].add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
     for command in parsers.values():
         command.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=IMPORT)
         command.add_argument("--quiet", action="store_true", help="show warnings and errors only")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
-    for name in ("run", "compare", "federate"):
+    for name in ("run", "compare"):
         parsers[name].add_argument("--resume", action="store_true", help="resume what the output directory holds")
     return parser
 

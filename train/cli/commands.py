@@ -25,10 +25,10 @@ from train.cli.listing import names
 from train.cli.progress import RoundProgress
 from train.cli.sweep import FailedRun, grid_configs, sweep
 from train.config.naming import with_directory
-from train.config.registries import import_parts
 from train.config.schema import Config, load_config
 from train.config.unread import refuse_unread
 from train.config.yaml_text import dump_yaml
+from train.registries import import_parts
 from train.report.tables.cells import cells_of, choose
 from train.report.tables.layout import TABLES
 from train.run import run
@@ -162,18 +162,6 @@ def _raise_failures(failures: Mapping[Path, FailedRun], total: int) -> None:
         raise error(f"{len(failures)} of {total} runs failed{others}: {each}")
 
 
-def _federate(args: argparse.Namespace, console: Console) -> None:
-    from train.federate.launch import configure, federate  # noqa: PLC0415
-    from train.federate.roster import Timeouts  # noqa: PLC0415  # Flower is an extra
-
-    timeouts = Timeouts(args.start_timeout, args.round_timeout)
-    config, settings = configure(args.config, args.overrides, args.nodes, timeouts)
-    refuse_unread([config], args.overrides)
-    with RoundProgress(console, [config]) as progress, stage_listener(partial(progress.show_stage, 0)):
-        federate(config, settings, partial(progress.show, 0), args.resume)
-    _report_run(config, bool(progress.idle), args.line, console)
-
-
 def _inspect(args: argparse.Namespace, console: Console) -> None:
     from train.cli.inspection import inspect_partition  # noqa: PLC0415 - heavy
 
@@ -267,7 +255,6 @@ COMMANDS = {
     "compare": _compare,
     "table": _table,
     "report": _page,
-    "federate": _federate,
     "inspect": _inspect,
     "config": _config,
     "list": _list,

@@ -4,33 +4,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from models import MODELS
-from sharding import COMPRESSIONS, DESIGNS, SAMPLERS, STRATEGIES
-from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMIZERS, TRACKERS
-from train.data import DATASETS
-from train.data.partition import PARTITIONS
+from sharding import COMPRESSIONS
+from train import registries
 from train.engines import ENGINES
 from train.report.tables.layout import TABLES
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
-    "design": DESIGNS,
+    "design": registries.DESIGNS,
     "compression": COMPRESSIONS,
-    "model": MODELS,
-    "data": DATASETS,
-    "data.partition": PARTITIONS,
-    "clients.sampler": SAMPLERS,
-    "local.optimizer": OPTIMIZERS,
-    "local.schedule": SCHEDULES,
-    "local.loss": LOSSES,
-    "server_optimizer": SERVER_OPTIMIZERS,
-    "tracker": TRACKERS,
+    "model": registries.MODELS,
+    "data": registries.DATASETS,
+    "data.partition": registries.PARTITIONS,
+    "clients.sampler": registries.SAMPLERS,
+    "local.optimizer": registries.OPTIMIZERS,
+    "local.schedule": registries.SCHEDULES,
+    "local.loss": registries.LOSSES,
+    "server_optimizer": registries.SERVER_OPTIMIZERS,
+    "tracker": registries.TRACKERS,
     "engine": ENGINES,
 }
 
 
 def names() -> Iterator[str]:
     """Yield each strategy, a line for each other key that takes a name, and the tables and configs."""
-    yield from (f"strategy={name}: {strategy.summary}" for name, strategy in STRATEGIES.items())
+    yield from (f"strategy={name}: {strategy.summary}" for name, strategy in registries.STRATEGIES.items())
     for key, registry in REGISTRIES.items():
         yield f"{key}: {', '.join(registry)}"
     yield f"table: {', '.join(TABLES)}"

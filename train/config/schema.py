@@ -16,7 +16,6 @@ from sharding.terms.strategies import get_strategy
 from sharding.transport.compression import COMPRESSIONS
 from train.config.messages import explain
 from train.config.parts import Part, as_mapping, registered
-from train.config.registries import import_parts
 from train.config.sections import (
     AggregationConfig,
     ClientsConfig,
@@ -31,6 +30,7 @@ from train.config.sections import (
 )
 from train.config.values import FileName, Section, UserPath, section_of
 from train.config.yaml_text import parse_yaml, read_yaml
+from train.registries import import_parts
 
 PATHS = ("output", "data.root")  # taken literally from the command line: 2024 can be a folder
 RECIPES = Path(__file__).parents[2] / "configs" / "recipes"

@@ -6,16 +6,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from models import MODELS
-from sharding.client_sampling import SAMPLERS
 from sharding.client_sampling.network import positive_bandwidth
 from sharding.errors import UserError
 from sharding.rounds.optim import DecayOf
 from train.config.parts import Part, Registry, registered
-from train.config.registries import LOSSES, OPTIMIZERS, SCHEDULES, SERVER_OPTIMIZERS, TRACKERS
 from train.config.values import Section
-from train.data import DATASETS
-from train.data.partition import PARTITIONS
+from train.registries import (
+    DATASETS,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    SAMPLERS,
+    SCHEDULES,
+    SERVER_OPTIMIZERS,
+    TRACKERS,
+)
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]

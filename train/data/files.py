@@ -15,7 +15,7 @@ import torch
 
 from models.hub import read_config, reads_last
 from sharding.errors import UserError, join_first
-from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize, unchanged
+from train.data.dataset import EMPTY, Dataset, Partition, Split, hold_out, reading, standardize
 from train.data.images import Shape, decode, shape_of
 from train.data.rows import Rows, find_files, ordered, read_rows
 from train.data.tokens import IGNORED, Tokenizer
@@ -115,14 +115,6 @@ def load_files(
         return dataset
     count = max(round(test_fraction * len(dataset.train)), 1)
     return hold_out(dataset, count, seed, f"data.test_fraction={test_fraction}, {count} samples,")
-
-
-def prepared_files(data: Split, num_classes: int, pad_token_id: int | None = None) -> Dataset:
-    """Return the dataset of samples that `load_files` has read, without samples."""
-    prepare = standardize if data.inputs.dtype == torch.uint8 else unchanged
-    none = data.emptied()
-    shape = tuple(data.inputs.shape[1:])
-    return Dataset("files", none, none, num_classes, shape, prepare, ignore_index=IGNORED, pad_token_id=pad_token_id)
 
 
 def _clients(names: Sequence[str]) -> tuple[Partition, tuple[str, ...]]:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from sharding.rounds.failures import one_line
-from train.config.registries import LOSSES, cross_entropy
 from train.config.sections import LocalConfig, OptimizerConfig
+from train.registries import LOSSES, cross_entropy
 
 log = logging.getLogger(__name__)
 

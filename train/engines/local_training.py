@@ -12,11 +12,11 @@ from sharding.errors import UserError
 from sharding.rng import generator, seed_of
 from sharding.rounds.client import train_model
 from sharding.rounds.optim import can_be_fused, clip_and_decay
-from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
 from train.data import Dataset
 from train.data.dataset import Split
 from train.engines.memory_format import channels_last
+from train.registries import LOSSES
 
 RawBatch = tuple[Tensor, Tensor]  # inputs as they are stored, and targets
 

@@ -25,10 +25,10 @@ import torch
 from sharding import Plan
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
-from train.config.registries import import_parts
 from train.engines.engine import Engine, Job, Replies
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
+from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError
 from train.utils.signals import ENDING, withheld
 

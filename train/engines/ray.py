@@ -17,12 +17,12 @@ import torch
 from sharding import Plan
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
-from train.config.registries import import_parts
 from train.data import Split
 from train.engines.engine import Engine, Job, Replies
 from train.engines.processes import UNSENDABLE
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import AHEAD, Answer, answer, train_in_order
+from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """Build the parts of a run from a configuration."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
@@ -32,6 +31,7 @@ from train.engines.local_training import make_optimizer
 from train.engines.memory_format import channels_last
 from train.engines.sequential import check_compiler
 from train.experiment.budget import sampling_of, spent_epsilon
+from train.experiment.clients import Clients
 from train.experiment.experiment import Experiment
 from train.utils.stages import set_stage
 
@@ -44,30 +44,15 @@ def assemble(config: Config) -> Experiment:
             a sampler that cannot draw.
     """
     assert not config.tasks  # `train.variants.multi_model.assemble_models` builds several models
-    return build_experiment(config, simulate_clients(config))
+    return build_experiment(config, *simulate_clients(config))
 
 
-@dataclass(frozen=True)
-class Clients:
-    """The clients of a run, and what trains them.
+def simulate_clients(config: Config) -> tuple[Dataset, Clients, Callable[[Job], Engine]]:
+    """Read the configured dataset and distribute it among clients on this machine.
 
-    Attributes:
-        dataset: without its training split, on the device.
-        shares: the clients' samples; empty where they are on other machines.
-        keep_ratios: r of every client.
-        num_samples: D_c of every client.
-        make_engine: creates the engine that trains them.
+    Returns:
+        The dataset without its training split, the clients, and a function that creates their engine.
     """
-
-    dataset: Dataset
-    shares: Shares
-    keep_ratios: Mapping[Client, float]
-    num_samples: Mapping[Client, int]
-    make_engine: Callable[[Job], Engine]
-
-
-def simulate_clients(config: Config) -> Clients:
-    """Read the configured dataset and distribute it among clients on this machine."""
     engine = find_engine(config)
     device = find_device(config.device)
     if config.local.compile:
@@ -79,7 +64,7 @@ def simulate_clients(config: Config) -> Clients:
     shares = partition_dataset(config, dataset)
     keep_ratios = assign_keep_ratios(config.keep_ratio, len(shares), config.seed_of_data)
     num_samples: dict[Client, int] = {client: len(data) for client, data in shares.items()}
-    return Clients(dataset.without_training(), shares, keep_ratios, num_samples, engine)
+    return dataset.without_training(), Clients(shares, num_samples, keep_ratios), engine
 
 
 def read_dataset(config: Config, **options: Any) -> Dataset:
@@ -106,15 +91,23 @@ def data_options(config: Config) -> dict[str, Any]:
     return {key: str(value) for key, value in implied.items() if value and data.takes(key)} | given
 
 
-def build_experiment(config: Config, clients: Clients, sampler: Sampler | None = None) -> Experiment:
+def build_experiment(
+    config: Config,
+    dataset: Dataset,
+    clients: Clients,
+    make_engine: Callable[[Job], Engine],
+    sampler: Sampler | None = None,
+) -> Experiment:
     """Build the parts that train one model.
 
     Args:
         config: of the run.
+        dataset: without its training split, on the device.
         clients: all that may take part.
+        make_engine: creates the engine that trains them.
         sampler: chooses the clients of a round; by default the configured one, which knows what shards cost.
     """
-    dataset, keep_ratios, num_samples = clients.dataset, clients.keep_ratios, clients.num_samples
+    keep_ratios, num_samples = clients.keep_ratios, clients.num_samples
     set_stage(f"building {config.model.name}")
     planner = make_planner(config)
     built = make_model(config, dataset).to(dataset.test.targets.device)
@@ -136,12 +129,9 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
     sampler.cohort(0)  # fails now if it cannot draw
     scales: dict[Client, float] = {} if sampler.lr_scales is None else dict(enumerate(sampler.lr_scales.tolist()))
     server = make_server(config, model, planner, privacy)
-    frozen = server.frozen
     named = ":" in config.device  # as cuda:1, and not cuda or auto
-    job = Job(model, clients.shares, dataset, local, config.seed, config.plugins, scales, frozen, one_device=named)
-    once = frozen.nbytes if len(frozen) else 0
-    training, engine = clients.shares.all(), clients.make_engine
-    return Experiment(config, dataset, training, server, sampler, keep_ratios, num_samples, dense, once, job, engine)
+    job = Job(model, clients.data, dataset, local, config.seed, config.plugins, scales, server.frozen, named)
+    return Experiment(config, dataset, clients, server, sampler, dense, job, make_engine)
 
 
 def first_model(config: Config, model: nn.Module, strategy: Strategy, keep_ratios: Collection[float]) -> nn.Module:

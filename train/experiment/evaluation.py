@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.config.registries import cross_entropy
 from train.data import Dataset, Split
 from train.engines.memory_format import channels_last
 from train.experiment.experiment import Experiment
+from train.registries import cross_entropy
 
 MOST_LOGITS = 2**26  # of a batch: 256 MB in float32
 
@@ -23,7 +23,7 @@ def scores(experiment: Experiment) -> dict[str, Any]:
     accuracy, loss = evaluate(model, dataset, dataset.test)
     measured = {"test_accuracy": accuracy, "test_loss": loss}
     if experiment.config.evaluate_training:
-        accuracy, loss = evaluate(model, dataset, experiment.training)
+        accuracy, loss = evaluate(model, dataset, experiment.clients.data.all())
         measured |= {"train_set_accuracy": accuracy, "train_set_loss": loss}
     return measured
 

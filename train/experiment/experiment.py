@@ -1,7 +1,7 @@
 """What trains one model."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,8 +11,9 @@ from sharding import Plan, Server
 from sharding.client_sampling import Sampler
 from sharding.rounds.plan import Client
 from train.config.schema import Config
-from train.data import Dataset, Split
+from train.data import Dataset
 from train.engines import Engine, Job
+from train.experiment.clients import Clients
 from train.utils.stages import set_stage
 
 
@@ -22,33 +23,25 @@ class Experiment:
 
     Attributes:
         config: of this model; its name is that of the run, or of one of several models.
-        training: the samples of all clients.
+        clients: all that may take part.
         server: holds the model, on the device.
         sampler: chooses the clients.
-        keep_ratios: r of every client.
-        num_samples: D_c of every client.
         dense_nbytes: what dense FedAvg sends one client, one way.
-        residual_nbytes: what each client receives once, 0 if nothing is frozen.
         job: what the engine trains.
         make_engine: creates the engine.
         with_residual: the clients that have received what is frozen.
-        node_keys: in a federation, a digest of the public key of each client's node.
         engine: trains the cohorts, after `start`.
     """
 
     config: Config
     dataset: Dataset
-    training: Split
+    clients: Clients
     server: Server
     sampler: Sampler
-    keep_ratios: Mapping[Client, float]
-    num_samples: Mapping[Client, int]
     dense_nbytes: int
-    residual_nbytes: int
     job: Job
     make_engine: Callable[[Job], Engine]
     with_residual: set[Client] = field(default_factory=set)
-    node_keys: Sequence[str] = ()
     engine: Engine = field(init=False, repr=False)
 
     @property
@@ -86,9 +79,14 @@ class Experiment:
         return round(clients.per_round * (down + first)), round(clients.per_round * up)
 
     @cached_property
+    def residual_nbytes(self) -> int:
+        """The bytes of what each client receives once, 0 if nothing is frozen."""
+        return self.job.frozen.nbytes if len(self.job.frozen) else 0
+
+    @cached_property
     def _bytes_of_a_client(self) -> tuple[float, float]:
         """The mean bytes of a client's shard, and of its update."""
-        ratios, planner = Counter(self.keep_ratios.values()), self.server.planner
+        ratios, planner = Counter(self.clients.keep_ratios.values()), self.server.planner
         shards = {ratio: planner.template(self.model, ratio, max(ratios)) for ratio in ratios}
         down = sum(count * shards[ratio].nbytes for ratio, count in ratios.items())
         up = sum(count * shards[ratio].update_nbytes for ratio, count in ratios.items())
@@ -102,4 +100,4 @@ class Experiment:
 
     def plan(self, cohort: Collection[Client], t: int) -> Plan:
         """Plan the shards of these clients for round t."""
-        return self.server.plan({client: self.keep_ratios[client] for client in cohort}, t)
+        return self.server.plan({client: self.clients.keep_ratios[client] for client in cohort}, t)

@@ -23,7 +23,7 @@ class FedAvgStep:
         twin = Server(deepcopy(experiment.server.model), ShardPlanner("dense"))
         plan = twin.plan(dict.fromkeys(cohort, 1.0), round)
         scaled = bool(experiment.job.lr_scales)  # then a client's data count in its steps, and all updates count alike
-        average = twin.average(plan, dict.fromkeys(plan, 1.0) if scaled else experiment.num_samples)
+        average = twin.average(plan, dict.fromkeys(plan, 1.0) if scaled else experiment.clients.num_samples)
         for client, reply in experiment.engine.train(plan, round, experiment.lr(round)):
             average.add(client, reply.failure or reply.update)
         twin.step(average)

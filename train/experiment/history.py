@@ -1,6 +1,7 @@
 """Accumulate over a run's rounds: bytes, the best accuracy, and whether the targets are reached."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from train.config.schema import Config
 from train.experiment.budget import Account
@@ -8,7 +9,7 @@ from train.experiment.metrics import RoundMetrics
 
 
 class History:
-    """Completes each round's metrics by what depends on the rounds before.
+    """What a run has reached so far, which completes each round's metrics.
 
     A run ends once it has reached its target accuracy and loss. With held-out samples the test accuracy is that on
     these.
@@ -20,6 +21,7 @@ class History:
 
     Attributes:
         improved: whether the last round has a better test accuracy than all before.
+        stopped: why the run ends with the last round; None if it does not.
     """
 
     def __init__(self, config: Config, rounds: Iterable[RoundMetrics] = (), account: Account | None = None) -> None:
@@ -27,6 +29,7 @@ class History:
         self._account = None if config.privacy is None else account or Account(config)
         self._target_accuracy, self._target_loss = config.target_accuracy, config.target_loss
         self._bytes, self._best, self.improved = 0, -1.0, False
+        self.stopped: str | None = None
         self._reached: dict[str, str] = {}
         for metrics in rounds:
             self.complete(metrics)
@@ -35,8 +38,8 @@ class History:
         """Return whether round t is evaluated: as configured, and where the budget of ε ends the run."""
         return self._config.evaluates(t) or (self._account is not None and self._account.ends_with(t))
 
-    def complete(self, metrics: RoundMetrics, release: str = "") -> None:
-        """Set `bytes_total`, `best_accuracy` and `epsilon`, and `stopped` where the run ends with this round.
+    def complete(self, metrics: RoundMetrics, release: str = "") -> dict[str, Any]:
+        """Return `bytes_total`, `best_accuracy`, `epsilon` and `stopped` of the next round.
 
         Args:
             metrics: of the round.
@@ -46,19 +49,19 @@ class History:
             RunError: as `Account.add`.
         """
         self._bytes += metrics.bytes_down + metrics.bytes_up
-        metrics.bytes_total = self._bytes
-        self.improved = False
+        self.improved, self.stopped, epsilon = False, metrics.stopped, metrics.epsilon
         if (accuracy := metrics.test_accuracy) is not None:
             self.improved = accuracy > self._best
             self._best = max(self._best, accuracy)
-            metrics.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
-        metrics.best_accuracy = self._best if self._best >= 0 else None
+            self.stopped = self._reason_to_stop(accuracy, metrics.train_set_loss)
         privacy = self._config.privacy
         if privacy is not None and self._account is not None and release:
             self._account.add(metrics.round, release)
-            metrics.epsilon = self._account.epsilon
+            epsilon = self._account.epsilon
             if self._account.ends_with(metrics.round) and metrics.round + 1 < self._config.rounds:
-                metrics.stopped = f"another round would spend more than privacy.max_epsilon={privacy.max_epsilon:g}"
+                self.stopped = f"another round would spend more than privacy.max_epsilon={privacy.max_epsilon:g}"
+        best = self._best if self._best >= 0 else None
+        return {"bytes_total": self._bytes, "best_accuracy": best, "epsilon": epsilon, "stopped": self.stopped}
 
     def _reason_to_stop(self, accuracy: float, loss: float | None) -> str | None:
         """Record targets reached for the first time; return why the run ends with this round, if it does."""

@@ -7,7 +7,7 @@ clients, and what a round took are secrets. In their place there are expected nu
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import torch
@@ -24,9 +24,11 @@ from train.experiment.experiment import Experiment
 log = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundMetrics:
     """One round's metrics, a line of `metrics.jsonl`. Shares are in 0…1, bytes are sums over the cohort.
+
+    ``metrics | values`` are the same metrics with more values.
 
     Where a run trains several models, these are sums of bytes and counts and means of losses and accuracies, and
     `extra` has each model's metrics as ``<model>/<metric>``.
@@ -102,7 +104,10 @@ class RoundMetrics:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.is_lost = self.is_lost or (bool(self.num_failed) and not self.num_aggregated)
+        object.__setattr__(self, "is_lost", self.is_lost or (bool(self.num_failed) and not self.num_aggregated))
+
+    def __or__(self, values: Mapping[str, Any]) -> Self:
+        return replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all metrics by name; those that were not measured in this round are left out."""
@@ -129,7 +134,7 @@ def measure(
     outcome: Outcome,
     losses: Mapping[Client, Tensor],
 ) -> RoundMetrics:
-    """Return the metrics that follow from a round's plan and updates; note which clients now have what is frozen.
+    """Return the metrics that follow from a round's plan and updates.
 
     Args:
         experiment: whose model was trained.
@@ -155,7 +160,7 @@ def measure(
             anme=plan_anme(plan),
             is_lost=bool(failures) and not outcome.accepted,
         )
-    num_samples, profiles = experiment.num_samples, experiment.sampler.population.profiles
+    num_samples, profiles = experiment.clients.num_samples, experiment.sampler.population.profiles
     accepted = [client for client in outcome.accepted if client in losses]
     samples = sum(num_samples[client] for client in accepted)
     values = torch.stack([losses[client] for client in accepted]).tolist() if accepted else []  # in one transfer
@@ -164,7 +169,6 @@ def measure(
     new = []
     if experiment.residual_nbytes:
         new = [client for client in plan if client not in absent and client not in experiment.with_residual]
-        experiment.with_residual.update(new)
     collective, single = plan_discrepancy(plan)
     uploads = sum(plan.update_nbytes(client) for client in outcome.received if client in selection.weights)
     return RoundMetrics(

@@ -3,8 +3,7 @@
 The server runs `train.rounds` (`server_app`) with an engine that lets the node with a client's data train its shard
 (`nodes_engine`); the `roster` knows which nodes are connected. A node trains with the engine `sequential`
 (`client_app`). Shards travel as `Shard.to_bytes` writes them, with a few plain values (`messages`). With a sampler
-that selects after training, an update stays with its node until the server asks for it. `launch` starts a whole
-federation on one machine, whose processes `supervisor` ends.
+that selects after training, an update stays with its node until the server asks for it.
 """
 
 from importlib.util import find_spec

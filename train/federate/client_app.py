@@ -23,7 +23,6 @@ from sharding.flower.messages import ARRAYS, CONFIG, METRICS, NODE, part_of, unp
 from train.config.schema import Config
 from train.data import DATASETS, Dataset, Split, empty_dataset
 from train.data.dataset import problem_of
-from train.data.files import prepared_files
 from train.data.shares import Shares
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
@@ -36,9 +35,6 @@ from train.experiment.assembly import (
     read_dataset,
 )
 from train.federate.messages import LOSS, LR, NORM, NUM_SAMPLES, ROUND, config_text, keep_config, norm_of, read_config
-
-PREPARED = ".safetensors"  # the end of the name of a node's samples as tensors
-NUM_CLASSES, PAD_TOKEN_ID = "num_classes", "pad_token_id"  # in the metadata of such a file
 
 app = ClientApp()
 
@@ -109,18 +105,16 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
     """Return the dataset without its samples, and the samples of this node.
 
     `data` in the node's configuration is a safetensors file with raw `inputs` and `targets`, as in `train.data.Split`.
-    With `data=files` on the server it is a file, a glob or a folder as that dataset reads them; one whose name ends in
-    `.safetensors` has samples that were read already.
+    With `data=files` on the server it is a file, a glob or a folder as that dataset reads them.
     Without it the node cuts its part out of the dataset that the server names, under `data-root` if that is set.
 
     Raises:
         UserError: a file or dataset is missing or invalid, or there are more nodes than clients.
     """
-    path = Path(str(settings.get("data", "")))
     if "data" in settings and config.data.name == "files":
-        return read_prepared(path) if path.suffix == PREPARED else read_files(config, str(path))
+        return read_files(config, str(settings["data"]))
     if "data" in settings:
-        dataset, data = empty_dataset(config.data.name, **config.data.options), read_data(path)
+        dataset, data = empty_dataset(config.data.name, **config.data.options), read_data(Path(str(settings["data"])))
         if problem := problem_of(dataset, data):
             raise UserError(f"data={settings['data']} {problem}")
         return dataset, data
@@ -144,20 +138,6 @@ def read_files(config: Config, paths: str) -> tuple[Dataset, Split]:
     fixed = {"train": paths, "test": None, "test_fraction": 0.0, "root": None, "client": None}
     dataset = DATASETS["files"](**options | fixed)
     return dataset.without_samples(), dataset.train
-
-
-def read_prepared(path: Path) -> tuple[Dataset, Split]:
-    """Return the dataset `files` without its samples, and those that `write_data` wrote, which were read before.
-
-    Raises:
-        UserError: the file cannot be read, or does not have the number of classes.
-    """
-    data = read_data(path)
-    with safetensors.safe_open(path, "pt") as file:
-        facts = file.metadata() or {}
-    if NUM_CLASSES not in facts:
-        raise UserError(f"data={path} does not say {NUM_CLASSES}; name a csv, json, parquet or text file, or a folder")
-    return prepared_files(data, *(int(facts[fact]) for fact in (NUM_CLASSES, PAD_TOKEN_ID) if fact in facts)), data
 
 
 @lru_cache(maxsize=1)
@@ -186,10 +166,3 @@ def read_data(path: Path) -> Split:
     if not 0 < targets == inputs:
         raise UserError(f"data={path} has {inputs} inputs and {targets} targets; their numbers must agree")
     return data
-
-
-def write_data(path: Path, data: Split, num_classes: int, pad_token_id: int | None = None) -> None:
-    """Write one client's samples as `read_data` and `read_prepared` read them."""
-    tensors = {"inputs": data.inputs.contiguous(), "targets": data.targets.contiguous()}
-    pad = {} if pad_token_id is None else {PAD_TOKEN_ID: str(pad_token_id)}
-    safetensors.torch.save_file(tensors, path, {NUM_CLASSES: str(num_classes)} | pad)

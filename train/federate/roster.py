@@ -22,7 +22,6 @@ from sharding.flower.nodes import Node, Nodes, read_node
 from sharding.rounds.plan import Client
 from train.config.schema import Config
 from train.federate.messages import NUM_SAMPLES, question_of
-from train.federate.status import Status
 from train.rundir.file_names import CLIENTS_FILE
 
 log = logging.getLogger(__name__)
@@ -99,7 +98,6 @@ class Roster(Nodes):
         def complete(present: Mapping[int, Node]) -> bool:
             nonlocal reminded
             absent = [client for client in range(count) if client not in present]
-            Status(self.config).set(joined=sorted(present), waiting_for=absent)
             if absent and monotonic() >= reminded + REMIND:
                 log.info("%d of %d clients connected, waiting for %s", len(present), count, join_first(absent, 5))
                 reminded = monotonic()

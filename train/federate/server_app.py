@@ -19,11 +19,11 @@ from train.config.naming import with_directory
 from train.config.schema import Config, load_config
 from train.data import Dataset
 from train.data.shares import Shares
-from train.experiment.assembly import Clients, build_experiment, find_device, read_dataset
+from train.experiment.assembly import build_experiment, find_device, read_dataset
+from train.experiment.clients import Clients
 from train.experiment.experiment import Experiment
 from train.federate.nodes_engine import NodesEngine
 from train.federate.roster import Report, Roster, Timeouts
-from train.federate.status import FINISHED, Status
 from train.run import run
 from train.rundir.file_names import METRICS_FILE
 from train.rundir.records import clients_file, read_clients
@@ -76,20 +76,15 @@ def train(config: Config, grid: Grid, timeouts: Timeouts) -> None:
         UserError, RunError: as `train.run.run`.
         ImportError: a package is missing.
     """
-    status, done = Status(config), len(read_lines(config.directory / METRICS_FILE))
+    done = len(read_lines(config.directory / METRICS_FILE))
     begin = "resuming" if done else "starting"
     log.info("writing to %s, %s with round %d of %d", config.directory, begin, done, config.rounds)
     build = partial(assemble_over, grid=grid, timeouts=timeouts, device=config.device)
-    try:
-        with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
-            running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
-            while not running.done():
-                wait([running], timeout=0.5)  # wake up from time to time: Flower checks for a dead parent from a thread
-            running.result()
-    except BaseException as error:
-        status.set(ended=str(error) if isinstance(error, EXPLAINED) else repr(error))
-        raise
-    status.set(ended=FINISHED)
+    with ThreadPoolExecutor(1) as apart:  # Flower handles signals and ends this process at once
+        running = apart.submit(run, config, [EachRound(report)], resume=True, build=build)
+        while not running.done():
+            wait([running], timeout=0.5)  # wake up from time to time: Flower checks for a dead parent from a thread
+        running.result()
     log.info("finished: %s", config.directory)
 
 
@@ -142,9 +137,8 @@ def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | 
         if config.privacy is None and size > most * total and most * len(samples) > 1:
             log.warning("client %s reports %d of all %d samples; max_share bounds its weight", client, size, total)
     nobody = Shares(dataset.train.inputs, dataset.train.targets, [])
-    experiment = build_experiment(config, Clients(dataset, nobody, ratios, samples, partial(NodesEngine, roster)))
-    experiment.node_keys = roster.node_keys()
-    return experiment
+    clients = Clients(nobody, samples, ratios, roster.node_keys())
+    return build_experiment(config, dataset, clients, partial(NodesEngine, roster))
 
 
 def config_for_nodes(config: Config, dataset: Dataset, device: str | None = None) -> Config:

@@ -4,15 +4,15 @@ One run writes at a time. It holds a lock that ends with its process. A run's fi
 name that no run wrote is never touched.
 """
 
-import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from sharding.errors import UserError, join_first, safe_repr
 from train.config.naming import RESUMABLE_KEYS
@@ -35,13 +35,6 @@ from train.rundir.status import has_ended
 from train.utils.errors import writing
 from train.utils.files import UNFINISHED, refuse_irregular
 from train.utils.jsonl import read_lines
-
-try:
-    import fcntl
-except ImportError:  # not a Unix: there, nothing keeps two runs apart
-    fcntl = None  # type: ignore[assignment]
-
-log = logging.getLogger(__name__)
 
 FIRST_FILES = (PILOTS_FILE, SECRET_FILE)  # may be there before CONFIG_FILE; pilots may be given
 
@@ -180,34 +173,17 @@ def lock(path: Path) -> Iterator[None]:
         UserError: another process or thread holds it, or it is no regular file.
     """
     refuse_irregular(path)
+    held = FileLock(path, blocking=False)
     with writing(path):
-        file = path.open("a")
-    with file:
         try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.acquire()
+        except Timeout:
             reason = f"another run writes to {path.parent}; wait for it, or choose another output=…"
             raise UserError(reason) from None
-        except OSError as error:  # some network file systems
-            log.warning("%s cannot be locked (%s); do not start a second run there", path, error.strerror)
-        _locked.add(file)
-        try:
-            yield
-        finally:
-            _locked.discard(file)
-
-
-def _close_locks() -> None:
-    """Close the lock files in a forked process, which would hold them if it outlived the run."""
-    for file in _locked:
-        file.close()
-    _locked.clear()
-
-
-_locked: set[TextIO] = set()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_locks)
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def _check_alone(directory: Path) -> None:
@@ -276,17 +252,10 @@ def _remove_run(directory: Path, created: list[Path]) -> None:
             (directory / name).unlink()
     if created:
         rmtree(directory / "wandb", ignore_errors=True)
-        remove_empty([directory / LOCK_FILE, *created])
-
-
-def remove_empty(paths: Iterable[Path]) -> None:
-    """Remove empty files and directories, in this order; others stay."""
-    for path in paths:
-        with suppress(OSError):
-            if path.is_dir():
+        with suppress(OSError):  # a folder may hold other files
+            (directory / LOCK_FILE).unlink()
+            for path in created:
                 path.rmdir()
-            elif not path.stat().st_size:
-                path.unlink()
 
 
 def _size(path: Path) -> int:

@@ -33,7 +33,7 @@ DIGITS = 6  # significant ones are enough to draw
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
-Clients = Mapping[str, Mapping[str, object]]  # by the name of a model, or of the run, as from `describe_clients`
+ClientRecords = Mapping[str, Mapping[str, object]]  # by the name of a model, or of the run, as from `describe_clients`
 Layers = Mapping[str, Sequence["LayerStatistics"]]  # of a round: by layer, one entry per keep ratio
 
 
@@ -132,7 +132,7 @@ def read_layers(directory: Path) -> dict[int, Layers]:
     }
 
 
-def describe_clients(experiments: Iterable[Experiment]) -> Clients:
+def describe_clients(experiments: Iterable[Experiment]) -> ClientRecords:
     """Return, by the name of each model, what is known of the data and the clients.
 
     That is each client's number of samples, keep ratio, samples of each class (None for text or remote data) and, where
@@ -141,7 +141,7 @@ def describe_clients(experiments: Iterable[Experiment]) -> Clients:
     return {one.config.name: _client_record(one) for one in experiments}
 
 
-def write_clients(config: Config, clients: Clients) -> None:
+def write_clients(config: Config, clients: ClientRecords) -> None:
     """Write the records of a run's clients; with privacy, into a file that only the run's owner can read."""
     path, mode = config.directory / clients_file(config), 0o666 if config.privacy is None else 0o600
     write_atomically(path, json.dumps(clients).encode(), mode=mode)
@@ -168,7 +168,7 @@ def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[st
     return read_record(path, lambda models: {name: dict(vars(_Clients(**record))) for name, record in models.items()})
 
 
-def check_clients(config: Config, clients: Clients) -> None:
+def check_clients(config: Config, clients: ClientRecords) -> None:
     """Check that the clients have the same samples as when the run was started.
 
     Raises:
@@ -191,7 +191,8 @@ def wandb_state(directory: Path) -> dict[str, Any]:
 
 
 def _client_record(experiment: Experiment) -> dict[str, object]:
-    targets, sizes = experiment.training.targets, list(experiment.num_samples.values())
+    clients, training = experiment.clients, experiment.clients.data.all()
+    targets, sizes = training.targets, list(clients.num_samples.values())
     classes = None
     if targets.dim() == 1 and len(targets) == sum(sizes):  # not text, and the samples are on this machine
         owned = np.split(np.arange(len(targets)), np.cumsum(sizes)[:-1])
@@ -201,12 +202,12 @@ def _client_record(experiment: Experiment) -> dict[str, object]:
     names = client_names(config.data.partition.name, experiment.dataset, config.clients.count, rng)
     return {
         "samples": sizes,
-        "keep_ratios": list(experiment.keep_ratios.values()),
+        "keep_ratios": list(clients.keep_ratios.values()),
         "classes": None if classes is None else classes.tolist(),
         **({"class_names": list(experiment.dataset.class_names)} if experiment.dataset.class_names else {}),
         **({"names": names} if names else {}),
-        "digest": digest_of(experiment.training, experiment.dataset.test),
-        **({"node_keys": list(experiment.node_keys)} if experiment.node_keys else {}),
+        "digest": digest_of(training, experiment.dataset.test),
+        **({"node_keys": list(clients.node_keys)} if clients.node_keys else {}),
     }
 
 

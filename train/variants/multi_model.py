@@ -5,7 +5,8 @@ The rounds have the steps of `train.rounds`, for each model. The selection also 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,13 +97,13 @@ class MultiModel:
             if name in signals:
                 usable = signals[name].keys() - self._rejected[name].keys()
                 values = np.array([signals[name][client] if client in usable else 0.0 for client in self._cohort])
-                sizes = np.array([one.num_samples[client] for client in self._cohort], dtype=np.float64)
+                sizes = np.array([one.clients.num_samples[client] for client in self._cohort], dtype=np.float64)
                 scaled[:, s] = values * sizes / sizes.sum()
         self._assigned = self.sampler.assign(t, self._cohort, self.sampler.probabilities(t, scaled))
 
     def _weigh(self, name: str, plan: Plan, chosen: Mapping[int, float]) -> Participation:
         one, rejected, signal, invited = self.parts[name], self._rejected[name], self.sampler.signal, len(self._cohort)
-        samples = one.num_samples
+        samples = one.clients.num_samples
         weights: dict[Client, float] = {
             client: samples[client] * weight for client, weight in chosen.items() if client not in rejected
         }
@@ -120,7 +121,12 @@ class MultiModel:
         """Return sums of bytes and counts, means of losses and accuracies, and each model's metrics by its name."""
         of_models = list(metrics.values())
         kinds = sum((Counter(one.failed_by_kind or {}) for one in of_models), Counter())
-        summary = RoundMetrics(
+        means: dict[str, Any] = {
+            key: float(np.mean(values))
+            for key in MEANS
+            if (values := [value for one in of_models if (value := getattr(one, key)) is not None])
+        }
+        return RoundMetrics(
             round=of_models[0].round,
             num_clients=len(self._cohort),
             num_aggregated=sum(one.num_aggregated or 0 for one in of_models),
@@ -140,11 +146,8 @@ class MultiModel:
                 for key, value in one.to_dict().items()
                 if key not in ("round", "bytes_total")
             },
+            **means,
         )
-        for key in MEANS:
-            if values := [value for one in of_models if (value := getattr(one, key)) is not None]:
-                setattr(summary, key, float(np.mean(values)))
-        return summary
 
 
 def run_multi_model(
@@ -187,12 +190,14 @@ def run_multi_model(
                 outcome = one.server.step(average)
 
             measured[name] = measure(one, t, plans[name], selected[name], outcome, losses)
+            one.with_residual.update(measured[name].new_clients or ())
             if config.evaluates(t):
                 with clock("evaluate"):
-                    measured[name] = replace(measured[name], **scores(one))
+                    measured[name] |= scores(one)
 
-        metrics = replace(models.summarize(measured), **clock.seconds())
-        history.complete(metrics)
+        metrics = models.summarize(measured) | clock.seconds()
+        metrics |= history.complete(metrics)
+
         stops = [callback.after_round(metrics, plans) for callback in callbacks]
         if metrics.stopped or any(stops):
             break
@@ -207,10 +212,10 @@ def assemble_models(config: Config) -> MultiModel:
     """
     configs = {of_model.name: of_model for of_model in config.models()}
     simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
-    num_samples = next(iter(simulated.values())).num_samples
-    sampler = make_sampler(config, num_samples, dict.fromkeys(num_samples, 1.0), config.seed)
+    _, clients, _ = next(iter(simulated.values()))
+    sampler = make_sampler(config, clients.num_samples, dict.fromkeys(clients.num_samples, 1.0), config.seed)
     assert isinstance(sampler, TaskSampler)  # the configuration is checked
-    parts = {name: build_experiment(configs[name], simulated[name], sampler) for name in configs}
+    parts = {name: build_experiment(configs[name], *simulated[name], sampler) for name in configs}
     return MultiModel(config, parts, sampler)
 
 

@@ -145,7 +145,7 @@ def run_pilot(
 
     class StopAtLoss(Callback):
         def after_round(self, metrics: RoundMetrics, plan: Plans) -> bool:
-            losses.append(evaluate(copy.model, copy.dataset, copy.training)[1])
+            losses.append(evaluate(copy.model, copy.dataset, copy.clients.data.all())[1])
             return losses[-1] <= FURTHER * min(config.clients.pilot_losses)
 
     changed = config.model_copy(update={"evaluate_every": config.rounds, "alignment": False})

@@ -2,10 +2,8 @@
 
 import os
 import re
-import socket
+import signal
 import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,66 +11,21 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.sharding.flower.grid import StubGrid
-from tests.train.runs import PATIENCE, wait_until
+from tests.sharding.flower.programs import Programs, environment_of, free_port
+from tests.train.runs import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 APP = ROOT / "examples" / "flower_app"
-PROGRAMS = Path(sys.executable).parent
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def listens(port):
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
-
-
-def environment_of(folder):
-    return os.environ | {
-        "FLWR_HOME": str(folder),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start a program of Flower in the background; it ends with the test."""
-    environment = environment_of(tmp_path)
-    with ExitStack() as stack:
-
-        def start(name, *words):
-            output = stack.enter_context((tmp_path / f"{name}.log").open("w"))
-            command = [PROGRAMS / words[0], *map(str, words[1:])]
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=tmp_path)
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            return process
-
-        yield start
 
 
 @pytest.mark.federation
-def test_example_app_trains_under_flwr_run(start, tmp_path):
-    port = free_port()
-    (tmp_path / "config.toml").write_text(f'[superlink.mine]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-    start("superlink", "flower-superlink", "--insecure", "--port", port, "--disable-runtime-dependency-installation")
-    wait_until(lambda: listens(port))
-    for node in range(2):
-        settings = f"partition-id={node} keep-ratio={(0.1, 0.25)[node]}"
-        words = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", free_port(), "--node-config", settings]
-        start(f"node-{node}", *(["flower-supernode"], ["python", "-m", "sharding.flower.warm"])[node], *words)
-    run = start("run", "flwr", "run", APP, "mine", "--stream", "--run-config", "rounds=2 lr=0.02")
-    assert run.wait(PATIENCE) == 0
-    told = (tmp_path / "run.log").read_text()
+def test_example_app_trains_under_flwr_run(tmp_path):
+    with Programs(tmp_path) as programs:
+        programs.superlink()
+        programs.node(0, "keep-ratio=0.1", program=["flower-supernode"])
+        programs.node(1, "keep-ratio=0.25")
+        assert programs.submit(APP, "rounds=2 lr=0.02").wait(PATIENCE) == 0
+        told = programs.log("run")
     assert "left out of round" not in told
     assert "Sampled 2 nodes (out of 2)" in told
     accuracies = [float(accuracy) for accuracy in re.findall(r"MetricRecord: {.*'accuracy': ([\d.]+)", told)]
@@ -83,14 +36,13 @@ def test_example_app_trains_under_flwr_run(start, tmp_path):
 @pytest.fixture
 def simulation(tmp_path):
     """Return the environment of a simulation, whose local SuperLink ends with the test; it is on no default port."""
-    psutil = pytest.importorskip("psutil")
     pytest.importorskip("ray")
     ports = {f"FLWR_LOCAL_{name}_PORT": str(free_port()) for name in ("SUPERLINK_HTTP_API", "CONTROL_API")}
     yield environment_of(tmp_path) | ports | {"RAY_ADDRESS": "local"}
-    for process in psutil.process_iter(["cmdline"]):
-        if any(word.startswith(str(tmp_path)) for word in process.info["cmdline"] or []):  # the SuperLink's log file
-            process.terminate()
-            process.wait(PATIENCE)
+    shown = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    for line in shown.splitlines():
+        if str(tmp_path) in line:  # the SuperLink's log file
+            os.kill(int(line.split()[0]), signal.SIGTERM)
 
 
 @pytest.mark.federation

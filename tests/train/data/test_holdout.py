@@ -55,7 +55,7 @@ def test_holdout_in_a_configuration_replaces_the_test_set() -> None:
     whole = load_config("configs/quickstart.yaml", [])
     experiment = assemble(config)
     assert len(experiment.dataset.test) == 200
-    assert sum(experiment.num_samples.values()) == len(read_dataset(whole).train) - 200
+    assert sum(experiment.clients.num_samples.values()) == len(read_dataset(whole).train) - 200
 
 
 def test_hold_out_without_targets_raises(monkeypatch) -> None:

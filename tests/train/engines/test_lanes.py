@@ -15,13 +15,13 @@ from sharding import ShardPlanner, factorize
 from tests.train.engines.jobs import MODELS, RATIOS, SIZES, make_job, make_plan
 from tests.train.engines.recorder import Recorder
 from train import engines as engines_module
-from train.config.registries import LOSSES
 from train.config.sections import LocalConfig
 from train.data import Split
 from train.engines import ENGINES, LanesEngine
 from train.engines.capture import CAPTURES, WARM_UP
 from train.engines.lanes import PADDED, cut, pad
 from train.engines.sequential import SequentialEngine
+from train.registries import LOSSES
 from train.run import threads
 
 LR = 0.05

@@ -1,4 +1,4 @@
-"""Nodes without processes: a grid that runs the nodes' app of `train federate`."""
+"""Nodes without processes: a grid that runs the nodes' app."""
 
 from flwr.proto.node_pb2 import NodeInfo
 

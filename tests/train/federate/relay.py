@@ -5,7 +5,7 @@ import struct
 from contextlib import suppress
 from threading import Thread
 
-from train.federate.launch import LOOPBACK
+from tests.sharding.flower.programs import LOOPBACK
 
 RESET = struct.pack("ii", 1, 0)  # how a connection is closed that the router has forgotten
 

@@ -11,17 +11,21 @@ from sharding import Shard, UserError
 from sharding.rounds.codec import Terms
 from train.data import DATASETS, Dataset, Split, empty_dataset, load_dataset
 from train.experiment.assembly import assemble, make_model
-from train.federate.client_app import open_data, partition_of, read_data, write_data
+from train.federate.client_app import open_data, partition_of, read_data
 from train.federate.messages import config_text, read_config
 from train.federate.server_app import config_for_nodes
 
 ROOT = Path(__file__).parents[3]
 
 
+def write(path, inputs, targets):
+    safetensors.torch.save_file({"inputs": inputs, "targets": targets}, path)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_node_peak_memory_is_below_the_dense_model(config, tmp_path):
     digits = load_dataset("digits")
-    write_data(tmp_path / "data", Split(digits.train.inputs[:32], digits.train.targets[:32]), 10)
+    write(tmp_path / "data", digits.train.inputs[:32], digits.train.targets[:32])
     words = [str(tmp_path / "data")]
     for width in (64, 6000):
         ours = config(f"model.hidden=[{width}, {width}]")
@@ -46,7 +50,7 @@ def shard_of(model, width, num_terms):
 
 def test_node_with_a_data_file_reads_no_dataset(config, tmp_path):
     data = Split(torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8), torch.arange(5))
-    write_data(tmp_path / "own", data, 10)
+    write(tmp_path / "own", data.inputs, data.targets)
     dataset, got = open_data(
         config("data=mnist", "data.root=/nowhere"), {"partition-id": 2, "data": str(tmp_path / "own")}
     )
@@ -58,9 +62,7 @@ def test_node_with_a_data_file_reads_no_dataset(config, tmp_path):
 
 def test_node_with_samples_unlike_the_dataset_raises(config, tmp_path):
     for size, target in ((16, 0), (8, 10)):
-        write_data(
-            tmp_path / "own", Split(torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.tensor([target])), 10
-        )
+        write(tmp_path / "own", torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.tensor([target]))
         with pytest.raises(UserError, match=f"data={tmp_path / 'own'} has"):
             open_data(config(), {"partition-id": 2, "data": str(tmp_path / "own")})
 
@@ -93,21 +95,6 @@ def test_node_with_its_own_images_has_the_shape_that_the_server_names(config, tm
     assert samples.inputs[0, :, 0, 0].tolist() == [9, 9, 9]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
-def test_node_of_files_that_were_read_before_needs_neither_files_nor_classes(dtype, config, tmp_path):
-    data, path = Split(torch.ones(2, 1, 4, 4, dtype=dtype), torch.tensor([0, 2])), tmp_path / "data.safetensors"
-    write_data(path, data, 7)
-    files = config("data={name: files, train: absent.csv, test_fraction: 0.2}")
-    dataset, samples = open_data(files, {"partition-id": 0, "data": str(path)})
-    assert torch.equal(samples.inputs, data.inputs)
-    assert (dataset.num_classes, dataset.input_shape, len(dataset.train)) == (7, (1, 4, 4), 0)
-    expected = samples.inputs * (dtype == torch.int64)  # images are standardized
-    assert torch.equal(dataset.prepare(samples.inputs), expected)
-    safetensors.torch.save_file({"inputs": data.inputs, "targets": data.targets}, path)
-    with pytest.raises(UserError, match=r"data=.*data\.safetensors does not say num_classes; name a csv"):
-        open_data(files, {"partition-id": 0, "data": str(path)})
-
-
 def test_node_without_a_file_has_the_samples_of_a_simulation(config):
     ours = config()
     clients = assemble(ours).job.clients
@@ -119,8 +106,8 @@ def test_node_without_a_file_has_the_samples_of_a_simulation(config):
 
 def test_node_with_an_invalid_data_file_raises(tmp_path):
     (tmp_path / "garbage").write_bytes(b"\x00" * 100)
-    write_data(tmp_path / "uneven", Split(torch.zeros(3, 2), torch.zeros(2)), 10)
-    write_data(tmp_path / "scalars", Split(torch.tensor(1.0), torch.tensor(1)), 10)
+    write(tmp_path / "uneven", torch.zeros(3, 2), torch.zeros(2))
+    write(tmp_path / "scalars", torch.tensor(1.0), torch.tensor(1))
     for name in ("garbage", "uneven", "scalars", "absent"):
         with pytest.raises(UserError, match=f"data={tmp_path / name}"):
             read_data(tmp_path / name)

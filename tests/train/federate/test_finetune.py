@@ -1,6 +1,5 @@
 """Fine-tuning on nodes: with tables of their own, and to the bits of a simulation."""
 
-import json
 from functools import partial
 
 import pytest
@@ -9,8 +8,6 @@ from tests.encoder import WORDS, write_encoder, write_table
 from tests.train.federate.nodes import Nodes
 from tests.train.runs import assert_same, read
 from train.config.schema import load_config
-from train.experiment.assembly import make_model, read_dataset
-from train.federate.client_app import read_prepared, write_data
 from train.federate.roster import Timeouts
 from train.federate.server_app import assemble_over
 from train.run import run
@@ -53,17 +50,6 @@ def test_nodes_with_tables_of_their_own_are_sent_the_frozen_weights_once(config,
     assert (first["num_aggregated"], second["num_aggregated"]) == (2, 2)
     assert (first["new_clients"], second.get("new_clients", [])) == ([0, 1], [])
     assert first["bytes_down"] > second["bytes_down"] > second["bytes_up"]  # the weak client's tail does not return
-
-
-def test_model_masks_what_the_tokenizer_pads_with_on_a_node_too(config, tmp_path):
-    write_table(tmp_path / "news.csv", ["space", "sport"])
-    ours = config(f"data.train={tmp_path / 'news.csv'}", output="run")
-    described = json.loads((tmp_path / "weights/config.json").read_text()) | {"pad_token_id": 7}
-    (tmp_path / "weights/config.json").write_text(json.dumps(described))
-    dataset = read_dataset(ours)
-    write_data(tmp_path / "node.safetensors", dataset.train, dataset.num_classes, dataset.pad_token_id)
-    on_node, _ = read_prepared(tmp_path / "node.safetensors")
-    assert {make_model(ours, each, pretrained=False).pad_token_id for each in (dataset, on_node)} == {0}
 
 
 class Forgetful(Nodes):

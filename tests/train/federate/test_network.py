@@ -1,22 +1,15 @@
 """What a deployer meets, with real processes: no round is lost by it."""
 
 import os
-import shlex
 import signal
-from pathlib import Path
 from shutil import copytree, ignore_patterns
 
 import pytest
 
+from tests.sharding.flower.programs import LOOPBACK, ROOT, Programs
 from tests.train.federate.relay import Relay
-from tests.train.federate.test_federation import SMALL
+from tests.train.federate.test_federation import SMALL, everyone, run_config, simulation
 from tests.train.runs import PATIENCE, model_of, read, wait_until
-from train.config.schema import load_config
-from train.federate import launch
-from train.federate.launch import LOOPBACK, Deployment
-from train.federate.roster import Timeouts
-from train.federate.server_app import ROOT
-from train.federate.supervisor import Processes
 from train.run import run
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
@@ -32,13 +25,12 @@ def small(tmp_path):
     return str(path)
 
 
-def assert_equals_a_simulation(directory, small, *overrides):
+def assert_equals_a_simulation(output, small, *overrides):
     """Make sure that no update was lost, and that the model has the bits of a simulation."""
-    two = ["clients.count=2", "clients.per_round=2", "engine=sequential", "aggregation.max_share=0.5"]
-    config = load_config(small, [*overrides, *two, f"output={directory.parent / 'alone'}"])
-    assert [line["num_aggregated"] for line in read(directory)] == [2] * config.rounds
+    config = simulation(small, output.parent / "alone", *everyone(2, *overrides))
+    assert [line["num_aggregated"] for line in read(output)] == [2] * config.rounds
     run(config)
-    assert model_of(directory) == model_of(config.directory)
+    assert model_of(output) == model_of(config.directory)
 
 
 def other_version(folder):
@@ -55,57 +47,36 @@ def other_version(folder):
 def test_node_with_a_proxy_and_another_version_that_reconnects_loses_no_round(small, tmp_path, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:9")  # where nobody answers
-    timeouts = Timeouts(PATIENCE, PATIENCE)
-    config, settings = launch.configure(small, [f"output={tmp_path / 'run'}", *WIDE], 2, timeouts)
-    deployment = launch.lay_out(config, settings)
-    with Processes(deployment.folder / "logs") as processes:
-        launch.start_server(processes, deployment)
-        relay = Relay(deployment.port)
-        launch.start_node(processes, deployment, 0, launch.node_settings(config, deployment, 0))
-        monkeypatch.setenv("PYTHONPATH", str(other_version(tmp_path / "other")))
-        outside = Deployment(deployment.folder, relay.port)
-        launch.start_node(processes, outside, 1, launch.node_settings(config, deployment, 1))
-        launch.submit(processes, deployment)
-        wait_until(lambda: (config.directory / "metrics.jsonl").exists() and read(config.directory))
+    output = tmp_path / "run"
+    with Programs(tmp_path / "programs") as programs:
+        programs.superlink()
+        relay = Relay(programs.port)
+        programs.node(0)
+        programs.node(1, port=relay.port, PYTHONPATH=str(other_version(tmp_path / "other")))
+        programs.submit(ROOT, run_config(small, everyone(2, *WIDE, f"output={output}")))
+        wait_until(lambda: (output / "metrics.jsonl").exists() and read(output))
         relay.cut()
-        processes.started["run"].terminate()  # the operator's view of the log, of which the run is independent
-        log = deployment.folder / "logs" / "node-1.log"
-        wait_until(lambda: "Connection attempt failed, retrying" in log.read_text())
+        wait_until(lambda: "Connection attempt failed, retrying" in programs.log("node-1"))
         relay.restore()
-        launch.follow(processes, deployment, config, print)
+        wait_until(lambda: "finished: " in programs.log("run"))
         relay.cut()
-    assert_equals_a_simulation(config.directory, small, *WIDE)
+    assert_equals_a_simulation(output, small, *WIDE)
 
 
 def test_server_that_restarts_while_nodes_train_resumes(small, tmp_path):
-    deployment, output = Deployment(tmp_path, launch.free_port()), tmp_path / "run"
-    (tmp_path / "logs").mkdir()
-    operator = Path(deployment.environment("operator")["FLWR_HOME"])
-    operator.mkdir(parents=True)
-    (operator / "config.toml").write_text(f'[superlink.mine]\naddress = "{deployment.address}"\ninsecure = true\n')
-    superlink = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(deployment.port)]
-    superlink += ["--database", str(tmp_path / "superlink.db"), "--disable-runtime-dependency-installation"]
-    words = shlex.join([f"output={output}", "rounds=3", "clients.count=2", "clients.per_round=2"])
-    settings = f'config="{small}" overrides="{words}" start-timeout={PATIENCE} round-timeout={PATIENCE}'
-    submit = ["flwr", "run", str(ROOT), "mine", "--stream", "--run-config", settings]
-    with Processes(tmp_path / "logs") as processes:
-
-        def start(name, command):
-            processes.start(name, command, deployment.environment(name))
-
-        start("superlink", superlink)
-        for node in range(2):
-            options = ["--insecure", "--superlink", deployment.address, "--port", str(launch.free_port())]
-            start(f"node-{node}", [*launch.SUPERNODE, *options, "--node-config", f"partition-id={node}"])
-        wait_until(lambda: launch.listens(deployment.port))
-        start("operator", submit)
+    output = tmp_path / "run"
+    database, settings = tmp_path / "superlink.db", run_config(small, everyone(2, "rounds=3", f"output={output}"))
+    with Programs(tmp_path / "programs") as programs:
+        superlink = programs.superlink("--insecure", "--database", database)
+        nodes = [programs.node(number) for number in range(2)]
+        first = programs.submit(ROOT, settings)
         wait_until(lambda: (output / "metrics.jsonl").exists() and read(output))
-        os.kill(processes.started["superlink"].pid, signal.SIGKILL)
-        wait_until(lambda: {"superlink", "operator"} <= processes.ended().keys())
+        os.kill(superlink.pid, signal.SIGKILL)
+        superlink.wait()
+        first.wait(PATIENCE)
         assert len(read(output)) < 3
-        start("superlink", superlink)
-        wait_until(lambda: launch.listens(deployment.port))
-        start("operator", submit)
-        wait_until(lambda: len(read(output)) == 3 or "operator" in processes.ended())
-        assert not {"node-0", "node-1"} & processes.ended().keys()
+        programs.superlink("--insecure", "--database", database)
+        programs.submit(ROOT, settings)
+        wait_until(lambda: "finished: " in programs.log("run"))
+        assert [node.poll() for node in nodes] == [None, None]
     assert_equals_a_simulation(output, small, "rounds=3")

@@ -1,4 +1,4 @@
-"""The guide's app of ten lines, with a configuration's model, data and loop, trains what `train federate` trains."""
+"""The guide's app of ten lines, with a configuration's model, data and loop, trains what a federation trains."""
 
 import re
 import sys
@@ -49,9 +49,9 @@ def noted(made, make, *arguments):
 
 
 @pytest.mark.parametrize("overrides", [[], ["data.partition=power_law", "compression=int8"]])
-def test_app_of_the_guide_has_the_bits_of_train_federate(config, monkeypatch, caplog, overrides):
+def test_app_of_the_guide_has_the_bits_of_a_federation(config, monkeypatch, caplog, overrides):
     ours, made = config(*SETTINGS, *overrides), []
-    ratios = assemble(ours).keep_ratios
+    ratios = assemble(ours).clients.keep_ratios
     nodes = {100 + client: {"partition-id": client, "keep-ratio": ratio} for client, ratio in ratios.items()}
     run(ours, build=partial(assemble_over, grid=Nodes(nodes), timeouts=Timeouts(0.5, 0.5)))
 

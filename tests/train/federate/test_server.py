@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
 
 def settings(config, count=4, first=100):
     """Return the nodes of the clients that the configuration deals out, by numbers that start anywhere."""
-    ratios = assemble(config).keep_ratios
+    ratios = assemble(config).clients.keep_ratios
     return {first + 7 * client: {"partition-id": client, "keep-ratio": ratios[client]} for client in range(count)}
 
 
@@ -288,7 +288,7 @@ def test_restarted_server_keeps_the_key_of_a_client(config, caplog):
 def test_node_with_the_key_of_a_client_precedes_others(config, caplog):
     ours = config("rounds=1")
     over(ours, keyed(ours))
-    grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": assemble(ours).keep_ratios[0]}
+    grid, thief = keyed(ours), {"partition-id": 0, "keep-ratio": assemble(ours).clients.keep_ratios[0]}
     whole, grid.settings, grid.keys[500] = grid.settings, {500: thief}, b"another"
     known = resumed(ours, grid)
     assert numbers(known) == {0: 500}  # no key of the run is there: nodes may get a new one at each start

@@ -1,7 +1,6 @@
-"""Registries of losses, optimizers, schedules and trackers; import of modules that register your own parts.
+"""All registries of parts, and the import of modules that register your own.
 
-A module adds parts to a registry (`STRATEGIES`, `DESIGNS`, `SAMPLERS`, `MODELS`, `DATASETS`, `PARTITIONS`, `TRACKERS`,
-`LOSSES`, `OPTIMIZERS`, `SCHEDULES`, `SERVER_OPTIMIZERS`). Name the module with `plugins=[module]` or ``--import``.
+A module adds parts to a registry. Name the module with `plugins=[module]` or ``--import``.
 """
 
 import importlib
@@ -15,8 +14,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from sharding import FedYogi
+from models import MODELS
+from sharding import DESIGNS, SAMPLERS, STRATEGIES, FedYogi
 from sharding.errors import UserError
+from train.data import DATASETS
+from train.data.partition import PARTITIONS
+
+__all__ = [
+    "DATASETS",
+    "DESIGNS",
+    "LOSSES",
+    "MODELS",
+    "OPTIMIZERS",
+    "PARTITIONS",
+    "SAMPLERS",
+    "SCHEDULES",
+    "SERVER_OPTIMIZERS",
+    "STRATEGIES",
+    "TRACKERS",
+]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, reduction: str = "mean") -> Tensor:
