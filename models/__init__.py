@@ -10,7 +10,7 @@ from sharding.errors import UserError, lookup, safe_repr
 
 __all__ = ["MODELS", "build_model", "load_pretrained"]
 
-# The builder of a model, or its dotted name, imported on demand since importing timm takes seconds.
+# The builder of a model, or its dotted name, imported on demand: a run needs one of them.
 MODELS: dict[str, str | Callable[..., nn.Module]] = {
     "resnet18_gn": "models.resnet.ResNetGN",
     "cct_6_3x2": "models.cct.CCT",

@@ -1,7 +1,7 @@
-"""Multi-head self-attention from linear layers, so that each projection can be sharded.
+"""The two halves of a transformer's layer, from linear layers, so that each projection can be sharded.
 
-For every head: softmax(Q Kᵀ / √d) V, with Q, K and V linear in the input; the heads' outputs are joined by a
-fourth projection. Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Section 3.2.
+Self-attention, for every head: softmax(Q Kᵀ / √d) V, with Q, K and V linear in the input; the heads' outputs are
+joined by a fourth projection. Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Section 3.2.
 """
 
 from math import inf, sqrt
@@ -54,3 +54,17 @@ class SelfAttention(nn.Module):
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(later, -inf)
         return scores.softmax(dim=-1)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers, dim → hidden → dim, with an activation in between, and timm's names."""
+
+    def __init__(self, dim: int, hidden: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.act = activation
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (…, dim) to the same shape."""
+        return self.fc2(self.act(self.fc1(tokens)))

@@ -11,11 +11,9 @@ norms, dropout on attention only, initial scales.
 from math import ceil
 
 import torch
-from timm.layers.drop import DropPath
-from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 
-from models.attention import SelfAttention
+from models.attention import FeedForward, SelfAttention
 from models.options import fraction, positive
 from sharding.errors import UserError
 
@@ -104,13 +102,31 @@ class Layer(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.attention = SelfAttention(dim, heads, bias=False, causal=False, dropout=attention_dropout, fused=fused_qkv)
         self.norm2 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, mlp_ratio * dim)
+        self.mlp = FeedForward(dim, mlp_ratio * dim, nn.GELU())
         self.skip = DropPath(skip)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map (batch, length, dim) to the same shape."""
         tokens = self.norm2(tokens + self.skip(self.attention(self.norm1(tokens))))
         return tokens + self.skip(self.mlp(tokens))
+
+
+class DropPath(nn.Module):
+    """Zeroes a branch for some images in training, and scales it for the others: stochastic depth.
+
+    Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016 (arXiv 1603.09382); here for each image by itself.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Map (batch, length, dim) to the same shape."""
+        if not (self.training and self.rate):
+            return branch
+        kept = branch.new_empty(len(branch), 1, 1).bernoulli_(1 - self.rate)
+        return branch * kept.div_(1 - self.rate)
 
 
 def _conv_pool(before: int, after: int) -> tuple[nn.Module, ...]:

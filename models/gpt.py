@@ -12,11 +12,9 @@ sent once as an embedding and once as a linear layer.
 import math
 
 import torch
-from timm.layers.activations import GELUTanh
-from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 
-from models.attention import SelfAttention
+from models.attention import FeedForward, SelfAttention
 from models.options import fraction, positive
 from sharding.errors import UserError
 
@@ -95,7 +93,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = SelfAttention(width, heads, bias=True, causal=True, dropout=dropout, fused=fused_qkv)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, 4 * width, act_layer=GELUTanh)
+        self.mlp = FeedForward(width, 4 * width, nn.GELU("tanh"))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ResNet for small images: timm's residual blocks with GroupNorm.
+"""ResNet for small images: residual blocks with GroupNorm.
 
 Batch statistics of unequal clients do not average, so federated ResNets normalize each image separately, over
 groups of channels (Hsieh et al., "The Non-IID Data Quagmire", ICML 2020). The stem of the ImageNet network, a
@@ -9,11 +9,8 @@ He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, Section 4.
 """
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from timm.layers.norm import GroupNorm
-from timm.models.resnet import BasicBlock
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -68,14 +65,13 @@ class ResNetGN(nn.Module):
         positive(width=width, blocks=blocks, groups=groups, stem_stride=stem_stride)
         if width % groups:
             raise UserError(f"groups={groups} does not divide width={width}; choose a divisor of {width}")
-        norm = partial(GroupNorm, num_groups=groups)
         widths = [width * 2**stage for stage in range(len(blocks))]
         self.conv1 = nn.Conv2d(input_shape[0], width, kernel_size=3, stride=stem_stride, padding=1, bias=False)
-        self.norm1 = norm(width)
+        self.norm1 = nn.GroupNorm(groups, width)
         self.act1 = nn.ReLU(inplace=True)
         self.stages = nn.Sequential(
             *(
-                _stage(before, after, depth, stride=1 if before == after else 2, norm=norm)
+                _stage(before, after, depth, groups)
                 for before, after, depth in zip([width, *widths], widths, blocks, strict=False)
             )
         )
@@ -85,7 +81,7 @@ class ResNetGN(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif isinstance(module, BasicBlock) and zero_init_last:
-                module.zero_init_last()
+                nn.init.zeros_(module.bn2.weight)
         if not zero_init_last:
             nn.init.normal_(self.fc.weight, std=0.01)
             nn.init.zeros_(self.fc.bias)
@@ -99,13 +95,35 @@ class ResNetGN(nn.Module):
         return self.act1(self.norm1(self.conv1(images)))
 
 
-def _stage(before: int, after: int, depth: int, stride: int, norm: Any) -> nn.Sequential:
-    """Chain `depth` basic blocks; the first takes `before` channels to `after` and applies the stride.
+class BasicBlock(nn.Module):
+    """Two convolutions, each with a norm, added to their input, or to its shortcut where size or channels change.
 
-    `norm` makes the normalization of a number of channels; timm's annotations want a class, hence `Any`.
+    Its names and bits are those of timm's block.
     """
-    shortcut = None
-    if stride != 1:
-        shortcut = nn.Sequential(nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False), norm(after))
-    first = BasicBlock(before, after, stride, shortcut, norm_layer=norm)
-    return nn.Sequential(first, *(BasicBlock(after, after, norm_layer=norm) for _ in range(depth - 1)))
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        shortcut = None
+        if stride != 1:
+            shortcut = nn.Sequential(
+                nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False), nn.GroupNorm(groups, after)
+            )
+        self.conv1 = nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.GroupNorm(groups, after)
+        self.act1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(after, after, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.GroupNorm(groups, after)
+        self.act2 = nn.ReLU(inplace=True)
+        self.downsample = shortcut
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Map (batch, before, height, width) to (batch, after, height / stride, width / stride)."""
+        branch = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(maps)))))
+        branch += maps if self.downsample is None else self.downsample(maps)
+        return self.act2(branch)
+
+
+def _stage(before: int, after: int, depth: int, groups: int) -> nn.Sequential:
+    """Chain `depth` blocks; the first takes `before` channels to `after`, and halves the size if they differ."""
+    first = BasicBlock(before, after, 1 if before == after else 2, groups)
+    return nn.Sequential(first, *(BasicBlock(after, after, 1, groups) for _ in range(depth - 1)))

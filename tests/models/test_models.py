@@ -1,10 +1,15 @@
 """Every model by name: parameter counts, shapes, seeds, and invalid options."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from models import LOADERS, MODELS, build_model
+from models.attention import FeedForward
+from models.cct import DropPath
+from models.resnet import BasicBlock
 from sharding import Shard, ShardPlanner, UserError
 
 SMALL = {
@@ -149,6 +154,30 @@ def test_resnet_with_zero_init_last_starts_with_identity_blocks() -> None:
     assert not torch.equal(ours.stages(activations), activations)
     assert timms.fc.bias.any()  # as torch has it
     assert not ours.fc.bias.any()
+
+
+def timms_blocks():
+    """Yield parts of the models with those of timm, and the shape of an input."""
+    timm = pytest.importorskip("timm")
+    norm, basic = partial(nn.GroupNorm, 2), timm.models.resnet.BasicBlock
+    shortcut = nn.Sequential(nn.Conv2d(4, 8, kernel_size=1, stride=2, bias=False), norm(8))
+    yield BasicBlock(4, 4, 1, 2), basic(4, 4, norm_layer=norm), (3, 4, 6, 6)
+    yield BasicBlock(4, 8, 2, 2), basic(4, 8, 2, shortcut, norm_layer=norm), (3, 4, 6, 6)
+    yield FeedForward(4, 8, nn.GELU()), timm.layers.Mlp(4, 8), (3, 5, 4)
+    yield FeedForward(4, 8, nn.GELU("tanh")), timm.layers.Mlp(4, 8, act_layer=timm.layers.GELUTanh), (3, 5, 4)
+    yield DropPath(0.4), timm.layers.DropPath(0.4), (30, 5, 4)
+
+
+def test_parts_of_models_have_the_names_and_bits_of_timms() -> None:
+    for ours, timms, shape in timms_blocks():
+        timms.load_state_dict(ours.state_dict())
+        inputs, found = torch.randn(shape), []
+        for part in (ours, timms):
+            torch.manual_seed(1)
+            outputs = part(read := inputs.clone().requires_grad_())
+            outputs.square().sum().backward()
+            found.append([outputs, read.grad, *(parameter.grad for parameter in part.parameters())])
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
 
 
 def test_resnet_gradients_of_the_first_step_are_nonzero_everywhere() -> None:

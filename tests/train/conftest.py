@@ -12,7 +12,7 @@ from train.config.schema import Config, load_config
 @pytest.fixture(scope="session", autouse=True)
 def _imported_once() -> None:
     """Start the one server that all processes of the tests are forked from with what nearly all of them import."""
-    forkserver.set_forkserver_preload(["tests.train.runs", "torch._dynamo", "timm"])
+    forkserver.set_forkserver_preload(["tests.train.runs", "torch._dynamo"])
     forkserver.ensure_running()
 
 
