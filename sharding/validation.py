@@ -17,6 +17,7 @@ Vector = NDArray[np.float64]
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 INIT = ".__init__"
+LEAST = 1e-290  # reciprocals of sums of smaller numbers overflow
 
 
 def typed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -80,24 +81,6 @@ def as_whole(value: object, name: str, most: int | None = None, least: int = 1) 
     raise UserError(f"{name} is {safe_repr(value)}; a whole number {allowed} is needed")
 
 
-def as_seed(value: object) -> int:
-    """Return a seed as an int. No value stands for "random": it would be a seed that everybody knows.
-
-    Raises:
-        UserError: it is not a whole number of at least 0.
-    """
-    return as_whole(value, "seed", least=0)
-
-
-def as_round(value: object) -> int:
-    """Return a round's number as an int.
-
-    Raises:
-        UserError: it is not a whole number of at least 0.
-    """
-    return as_whole(value, "round", least=0)
-
-
 def as_floats(values: Any, name: str) -> Vector:
     """Return an array in float64; subclasses of arrays are kept.
 
@@ -142,7 +125,17 @@ def as_amounts(values: Any, name: str) -> Vector:
     return vector
 
 
-LEAST = 1e-290  # reciprocals of sums of smaller numbers overflow
+def as_alike(**vectors: Any) -> tuple[Vector, ...]:
+    """Return vectors of one length, given by their names, each as `as_amounts` does.
+
+    Raises:
+        UserError: anything else.
+    """
+    checked = [as_amounts(values, name) for name, values in vectors.items()]
+    sizes = [str(vector.size) for vector in checked]
+    if len({*sizes}) > 1:
+        raise UserError(f"{' and '.join(vectors)} have {' and '.join(sizes)} entries; one of each a client is needed")
+    return tuple(checked)
 
 
 def nonnegative(values: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sharding.errors import UserError, safe_repr
-from sharding.validation import Vector, as_amounts, is_number
+from sharding.validation import Vector, as_alike, is_number
 
 Distribution = float | tuple[float, float]  # the mean of an exponential distribution, or (least, most) of a uniform one
 LEAST_BANDWIDTH = 1e-150
@@ -37,7 +37,7 @@ def round_time(compute: ArrayLike, communicate: ArrayLike, bandwidth: float) -> 
 
     Source: Luo et al. 2024 (arXiv 2404.13804), the adaptive bandwidth allocation of a round.
     """
-    tau, t = _as_times(compute, communicate)
+    tau, t = as_alike(compute=compute, communicate=communicate)
     f_tot = positive_bandwidth(bandwidth)
     if tau.size == 0:
         return 0.0
@@ -75,7 +75,7 @@ class Profiles:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        compute, communicate = _as_times(self.compute, self.communicate)
+        compute, communicate = as_alike(compute=self.compute, communicate=self.communicate)
         object.__setattr__(self, "compute", compute)
         object.__setattr__(self, "communicate", communicate)
         object.__setattr__(self, "bandwidth", positive_bandwidth(self.bandwidth))
@@ -118,18 +118,6 @@ def positive_bandwidth(bandwidth: float) -> float:
     if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
         raise UserError(f"bandwidth is {safe_repr(bandwidth)}; a finite number above {LEAST_BANDWIDTH:g} is needed")
     return float(bandwidth)
-
-
-def _as_times(compute: ArrayLike, communicate: ArrayLike) -> tuple[Vector, Vector]:
-    """Return τ and t as float64 vectors.
-
-    Raises:
-        UserError: they are negative, not finite or of different lengths.
-    """
-    tau, t = as_amounts(compute, "compute"), as_amounts(communicate, "communicate")
-    if tau.shape != t.shape:
-        raise UserError(f"compute has {tau.size} times and communicate has {t.size}; one of each per client is needed")
-    return tau, t
 
 
 def _drawn(distribution: Distribution, count: int, rng: np.random.Generator) -> Vector:

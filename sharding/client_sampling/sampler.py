@@ -21,7 +21,7 @@ from sharding.errors import UserError, safe_repr
 from sharding.rng import generator
 from sharding.rounds.failures import Failure
 from sharding.rounds.plan import Client
-from sharding.validation import Vector, as_floats, as_round, as_seed, as_whole, is_number
+from sharding.validation import Vector, as_floats, as_whole, is_number
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Sampler:
     needs_norms = False
 
     def __post_init__(self) -> None:
-        self.seed = as_seed(self.seed)
+        self.seed = as_whole(self.seed, "seed", least=0)
         n = self.num_clients = as_whole(self.num_clients, "num_clients")
         self.per_round = as_whole(self.per_round, "per_round", most=n)
         self.population = Population(np.ones(n), np.ones(n)) if self.population is None else self.population
@@ -148,7 +148,7 @@ class Sampler:
             UserError: not a list of existing clients, ascending and each once; or `round` is not a whole number of at
                 least 0.
         """
-        round = as_round(round)
+        round = as_whole(round, "round", least=0)
         cohort = list(self.invite(round))
         if cohort != sorted({*cohort}) or (cohort and not 0 <= cohort[0] <= cohort[-1] < self.num_clients):
             raise UserError(

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sharding.errors import UserError, safe_repr
-from sharding.validation import Vector, as_amounts, as_floats, as_whole, is_number
+from sharding.validation import Vector, as_alike, as_amounts, as_floats, as_whole, is_number
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def wireless_probabilities(
 
 def statistical_probabilities(weights: ArrayLike, gradient_norms: ArrayLike) -> Vector:
     """Return q ∝ pG, (N,), which needs the fewest rounds and ignores their time."""
-    p, g = _as_clients(weights, gradient_norms)
+    p, g = as_alike(weights=weights, gradient_norms=gradient_norms)
     a = p * g
     return a / a.sum() if a.sum() > 0.0 else np.full(a.size, 1.0 / a.size)
 
@@ -110,7 +110,7 @@ def estimate_beta_over_alpha(
 
     Source: Luo et al. 2024, Eq. 35 and Section 5.3.1.
     """
-    p, g = _as_clients(weights, gradient_norms)
+    p, g = as_alike(weights=weights, gradient_norms=gradient_norms)
     of_uniform, of_weighted = as_floats(rounds_uniform, "rounds_uniform"), as_floats(rounds_weighted, "rounds_weighted")
     if of_uniform.shape != of_weighted.shape:
         raise UserError(
@@ -126,18 +126,6 @@ def estimate_beta_over_alpha(
         log.warning("the pilots' rounds contradict the bound at every loss; using β/α = 0")
         return 0.0, each
     return float(np.nanmean(each)), each
-
-
-def _as_clients(weights: ArrayLike, gradient_norms: ArrayLike) -> tuple[Vector, Vector]:
-    """Return p and G as float64 vectors.
-
-    Raises:
-        UserError: they are negative, not finite or of different lengths.
-    """
-    p, g = as_amounts(weights, "weights"), as_amounts(gradient_norms, "gradient_norms")
-    if p.size != g.size:
-        raise UserError(f"weights and gradient_norms have {p.size} and {g.size} entries, not one per client")
-    return p, g
 
 
 def _gap(a: Vector, slack: Vector, fastest: float, target: float) -> float:

@@ -28,6 +28,7 @@ from sharding.factorization.save import make_folder
 from sharding.factorization.shardable import Patterns, aliases, matching
 from sharding.factorization.support import TO_READ, check_supported
 from sharding.layers import FactorizedEmbedding, FactorizedLayer, FactorizedLinear
+from sharding.layers.base import factorized_layers
 from sharding.layers.conv import FactorizedConv
 from sharding.layers.linear import FactorizedTransposedLinear
 from sharding.matrices.values import find_nonfinite
@@ -54,8 +55,7 @@ def freeze_except_factors(model: nn.Module) -> nn.Module:
     Factors that are frozen already stay frozen. Batch norms still update their running statistics in training mode;
     call `eval()` on them if you want to export an adapter.
     """
-    layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
-    factors = {id(factor) for layer in layers for factor in (layer.u, layer.v)}
+    factors = {id(factor) for layer in factorized_layers(model).values() for factor in (layer.u, layer.v)}
     for parameter in model.parameters():
         if id(parameter) not in factors:
             parameter.requires_grad_(False)
@@ -103,7 +103,7 @@ def export_lora(
         raise UserError(f"{folder} holds an adapter already; choose another folder or remove it")
     for part in (model, start):
         check_supported(part, TO_READ)
-    layers = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+    layers = factorized_layers(model)
     matched = matching(model, dict(named_modules(model)), modules_to_save, "modules_to_save")
     saved = sorted(name for name in matched if not any(name.startswith(f"{outer}.") for outer in matched))
     _check(model, start, layers, saved)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sharding.errors import UserError, join_first
-from sharding.layers import FactorizedLayer
+from sharding.layers.base import factorized_layers
 from sharding.modules.copies import copied, meta_copy, replace_modules
 from sharding.modules.wrappers import without_wrappers
 
@@ -82,8 +82,7 @@ def check_outputs(model: nn.Module, start: nn.Module, folder: Path, batch: Batch
 def _dense(model: nn.Module) -> nn.Module:
     """Replace the factorized layers of a copy by dense ones, without wrappers; what was unpacked stays so."""
     model = without_wrappers(model)
-    layers = [part for part in model.modules() if isinstance(part, FactorizedLayer)]
-    return replace_modules(model, {id(layer): layer.to_dense() for layer in layers})
+    return replace_modules(model, {id(layer): layer.to_dense() for layer in factorized_layers(model).values()})
 
 
 def _load(base: nn.Module, folder: Path) -> nn.Module:

@@ -19,7 +19,7 @@ from sharding.factorization.shardable import ENDS, Patterns, as_patterns, packed
 from sharding.factorization.support import TO_MERGE, TO_REPLACE, check_supported
 from sharding.factorization.terms import Cost, KeepRatio, check_keep_ratio, count_terms
 from sharding.factorization.unpack import pack, unpack
-from sharding.layers import FactorizedLayer
+from sharding.layers.base import factorized_layers
 from sharding.layers.registry import factorized_kind
 from sharding.matrices.quantization import Format, check_format
 from sharding.matrices.values import find_nonfinite
@@ -117,7 +117,7 @@ def merge(model: nn.Module, inplace: bool = False) -> nn.Module:
     """
     check_supported(model, TO_MERGE)
     model = model if inplace else copied(model)
-    dense = {id(part): part.to_dense() for part in model.modules() if isinstance(part, FactorizedLayer)}
+    dense = {id(layer): layer.to_dense() for layer in factorized_layers(model).values()}
     model = pack(replace_modules(model, dense))
     for part in model.modules():  # a wrapper passes on the attributes of the module in it
         vars(part).pop("factorize_report", None)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from sharding.factorization.shardable import ENDS, Pattern, SortedLayers
 from sharding.factorization.terms import GROWS, UNGIVEN, Cost
-from sharding.layers import FactorizedLayer, num_blocks
+from sharding.layers import FactorizedLayer
+from sharding.layers.base import dense_weight
 from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import named_modules
 
@@ -159,10 +160,9 @@ def _kept_energy(dense: nn.Module, factorized: FactorizedLayer) -> float:
     """Σλ² of the terms over ‖W‖²: a term's λ is ‖u'‖‖v'‖, in each block."""
     if factorized.u.is_meta:
         return nan
-    weight, blocks = dense.weight, num_blocks(dense)
-    assert isinstance(weight, Tensor)
+    weight, blocks = dense_weight(dense).detach(), factorized.num_blocks
     u, v = (part.detach().double().unflatten(0, (blocks, -1)) for part in (factorized.u, factorized.v))
-    weight = weight.detach().float() if weight.element_size() < 4 else weight.detach()  # at least single precision
+    weight = weight.float() if weight.element_size() < 4 else weight  # at least single precision
     total = float(torch.linalg.vector_norm(weight)) ** 2
     return float((u.square().sum(dim=1) * v.square().sum(dim=1)).sum()) / total if total else 1.0
 

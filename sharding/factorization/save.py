@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from sharding.errors import UserError
 from sharding.factorization.support import TO_BUILD, TO_SAVE, check_supported
 from sharding.factorization.unpack import unpack
-from sharding.layers import FactorizedLayer, UnpackedAttention
+from sharding.layers import UnpackedAttention
+from sharding.layers.base import factorized_layers, residual_layers
 from sharding.layers.registry import factorize_empty
 from sharding.matrices.quantization import Format, format_of
 from sharding.modules.copies import check_has_values, fill, meta_copy
@@ -47,17 +48,13 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
     if (folder / CONFIG).exists() or (folder / TENSORS).exists():
         raise UserError(f"{folder} holds a model already; choose another folder or remove it")
     check_supported(model, TO_SAVE)
-    slots, modules = named_state(model), dict(named_modules(model))
+    slots, layers = named_state(model), factorized_layers(model)
     names = _first_names(slots)
     config = {
         "format": FORMAT,
-        "layers": {name: part.num_terms for name, part in modules.items() if isinstance(part, FactorizedLayer)},
-        "unpacked": [name for name, part in modules.items() if isinstance(part, UnpackedAttention)],
-        "residuals": {
-            name: format_of(part.residual)
-            for name, part in modules.items()
-            if isinstance(part, FactorizedLayer) and part.residual is not None
-        },
+        "layers": {name: layer.num_terms for name, layer in layers.items()},
+        "unpacked": [name for name, part in named_modules(model) if isinstance(part, UnpackedAttention)],
+        "residuals": {name: format_of(residual) for name, residual in residual_layers(model).items()},
     }
     tensors = {name: full_tensor(slots[name].detach()).cpu().contiguous().clone() for name in names}
     if any(map(is_distributed, slots.values())) and dist.get_rank() != 0:

@@ -14,7 +14,8 @@ from torch import nn
 
 from sharding.errors import UserError, safe_repr
 from sharding.factorization.shardable import Pattern, aliases, matches, matching
-from sharding.layers import as_blocks, num_blocks
+from sharding.layers import num_blocks
+from sharding.layers.base import dense_weight, matrices_of
 from sharding.layers.decomposition import form_of
 from sharding.matrices.spectrum import lower_gram
 from sharding.terms.strategies import num_terms
@@ -65,9 +66,8 @@ class Cost:
     @classmethod
     def of(cls, layer: nn.Module) -> "Cost":
         """Return a layer's costs, which are also its multiply-adds at one position."""
-        weight, blocks = layer.weight, num_blocks(layer)
-        assert isinstance(weight, torch.Tensor)
-        return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * blocks)
+        weight = dense_weight(layer)
+        return cls(weight.numel(), weight.shape[0] + weight.shape[1:].numel() * num_blocks(layer))
 
 
 def count_terms(
@@ -118,7 +118,7 @@ def check_keep_ratio(keep_ratio: KeepRatio) -> None:
 
 def _check_values(layers: Mapping[str, nn.Module], wanted: Energy | Budget) -> None:
     """Raise a UserError if a layer has no values to compute magnitudes from."""
-    empty = [name for name, layer in layers.items() if isinstance(layer.weight, torch.Tensor) and layer.weight.is_meta]
+    empty = [name for name, layer in layers.items() if dense_weight(layer).is_meta]
     if empty:
         raise UserError(
             f"{wanted} depends on the weights, and {empty[0]} is on the meta device; "
@@ -139,9 +139,7 @@ def _unless_larger(layer: nn.Module, terms: int) -> int | str:
 
 def _magnitudes(layer: nn.Module) -> NDArray[np.float64]:
     """Return λ, non-increasing, shape (N,); of a grouped convolution √Σλ² over the groups."""
-    weight = layer.weight
-    assert isinstance(weight, torch.Tensor)
-    blocks = as_blocks(weight.detach().double(), num_blocks(layer))
+    blocks = matrices_of(layer).double()
     flat = blocks if blocks.shape[1] <= blocks.shape[2] else blocks.mT
     squares = torch.linalg.eigvalsh(lower_gram(flat)).clamp(min=0).flip(-1).sum(dim=0)
     values: NDArray[np.float64] = squares.sqrt().cpu().numpy()

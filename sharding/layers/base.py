@@ -21,7 +21,7 @@ from sharding.layers.frozen import StoredMatrix
 from sharding.matrices.activations import Moment, weighted_terms
 from sharding.matrices.quantization import Format, check_format, empty_quantized, quantize
 from sharding.matrices.spectrum import compose, largest_terms
-from sharding.modules.wrappers import distribute_like, named_modules
+from sharding.modules.wrappers import distribute_like, full_tensor, named_modules
 from sharding.validation import is_whole
 
 # Attributes that only the factorized layer has.
@@ -196,7 +196,7 @@ class FactorizedLayer(ComputesWeight):
         factorized = cls(layer, num_terms, residual_format)
         if factorized.u.is_meta:
             return factorized
-        blocks = as_blocks(dense_weight(layer).detach(), factorized.num_blocks)
+        blocks = matrices_of(layer)
         u, v = largest_terms(blocks, num_terms) if moment is None else weighted_terms(blocks, num_terms, moment)
         with torch.no_grad():
             factorized.u.copy_(u)
@@ -259,6 +259,11 @@ def as_blocks(weight: Tensor, blocks: int) -> Tensor:
 def num_blocks(layer: nn.Module) -> int:
     """Return the number of blocks of a dense layer's matrix: a convolution's groups, else 1."""
     return layer.groups if isinstance(layer, _ConvNd) else 1
+
+
+def matrices_of(layer: nn.Module) -> Tensor:
+    """Return a dense layer's weight, detached and gathered, as matrices, shape (blocks, rows, columns)."""
+    return as_blocks(full_tensor(dense_weight(layer)).detach(), num_blocks(layer))
 
 
 def dense_weight(layer: nn.Module) -> Tensor:

@@ -144,61 +144,21 @@ class ComputedTensor(Tensor):
 
     # What follows does not pass through the dispatcher.
 
-    @property
-    def data(self) -> Tensor:
-        """The tensor without gradients; writes to it are refused too."""
-        return self.detach()
-
-    @data.setter
-    def data(self, value: object) -> NoReturn:
+    def _refused(self, *_: object, **__: object) -> NoReturn:
+        """Refuse a hook and a gradient, which would be lost with this tensor, and access to memory."""
         _refuse()
 
-    @property
-    def requires_grad(self) -> bool:
-        """Whether anything that it is computed from is trained."""
-        return self.grad_fn is not None
-
-    @requires_grad.setter
-    def requires_grad(self, value: object) -> NoReturn:
-        _refuse()
-
-    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
-        """Refuse: what is trained is a property of the factors."""
-        _refuse()
-
-    @property
-    def grad(self) -> None:
-        """None: the factors have gradients."""
-
-    @grad.setter
-    def grad(self, value: object) -> NoReturn:
-        _refuse()
-
-    def register_hook(self, hook: object) -> NoReturn:
-        """Refuse a hook, which would be lost with this tensor."""
-        _refuse()
-
-    def retain_grad(self) -> NoReturn:
-        """Refuse to keep a gradient, which would be lost with this tensor."""
-        _refuse()
-
-    def untyped_storage(self) -> NoReturn:
-        """Refuse access to memory."""
-        _refuse()
-
-    def data_ptr(self) -> NoReturn:
-        """Refuse access to memory."""
-        _refuse()
+    requires_grad_ = register_hook = retain_grad = _refused
+    untyped_storage = data_ptr = __dlpack__ = _refused
+    requires_grad = property(lambda self: self.grad_fn is not None, _refused)
+    grad = property(lambda self: None, _refused)  # the factors have gradients
+    data = property(lambda self: self.detach(), _refused)
 
     def numpy(self, *, force: bool = False) -> Any:
         """Return the values as an array that is read only."""
         array = self.clone().numpy(force=force)
         array.flags.writeable = False
         return array
-
-    def __dlpack__(self, **options: Any) -> NoReturn:
-        """Refuse access to memory."""
-        _refuse()
 
     def __format__(self, spec: str) -> str:
         return format(self.clone(), spec)

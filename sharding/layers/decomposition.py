@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sharding.errors import UserError
-from sharding.layers import FactorizedLayer, as_blocks, num_blocks, padding_row
-from sharding.layers.base import dense_weight
+from sharding.layers import FactorizedLayer, num_blocks, padding_row
+from sharding.layers.base import dense_weight, matrices_of
 from sharding.matrices.product import decompose_product
 from sharding.matrices.spectrum import Choose, Spectrum, check_matrices, decompose_batch, map_batches
 from sharding.matrices.values import first_flagged
@@ -73,7 +73,7 @@ def _named_matrices(layers: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tens
             yield name, full_tensor(layer.u)
             yield name, full_tensor(layer.v)
         else:
-            yield name, _blocks(layer)
+            yield name, matrices_of(layer)
 
 
 def decompose_layers(layers: Mapping[str, nn.Module], choose: Callable[[str, Tensor], Tensor]) -> dict[str, Spectrum]:
@@ -86,7 +86,7 @@ def decompose_layers(layers: Mapping[str, nn.Module], choose: Callable[[str, Ten
         UserError: as `check_layers`, where a decomposition fails.
     """
 
-    def of_batch(names: list[str]) -> list[Spectrum]:
+    def of_batch(names: list[str]) -> Sequence[Spectrum]:
         try:
             spectra = _decompose([layers[name] for name in names], [partial(choose, name) for name in names])
         except RuntimeError:
@@ -96,27 +96,22 @@ def decompose_layers(layers: Mapping[str, nn.Module], choose: Callable[[str, Ten
         return spectra
 
     matrices = {
-        name: layer.u if isinstance(layer, FactorizedLayer) else _blocks(layer) for name, layer in layers.items()
+        name: layer.u if isinstance(layer, FactorizedLayer) else matrices_of(layer) for name, layer in layers.items()
     }
     return map_batches(of_batch, matrices)
 
 
 def _decompose(layers: Sequence[nn.Module], choices: Sequence[Choose]) -> Sequence[Spectrum]:
     """Decompose layers of one kind, shape, dtype and device; dense ones in one batched call."""
-    factorized = [layer for layer in layers if isinstance(layer, FactorizedLayer)]
-    if factorized:
-        return [
-            decompose_product(
-                *(full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v)), choose
-            )
-            for layer, choose in zip(factorized, choices, strict=True)
-        ]
-    spectra = decompose_batch([_blocks(layer) for layer in layers], choices)
+    products = []
+    for layer, choose in zip(layers, choices, strict=True):
+        if isinstance(layer, FactorizedLayer):
+            a, b = (full_tensor(side).unflatten(0, (layer.num_blocks, -1)) for side in (layer.u, layer.v))
+            products.append(decompose_product(a, b, choose))
+    if products:
+        return products
+    spectra = decompose_batch([matrices_of(layer) for layer in layers], choices)
     for layer, spectrum in zip(layers, spectra, strict=True):
         if isinstance(layer, nn.Embedding) and (row := padding_row(layer)) is not None:
             spectrum.u[row] = 0  # a term of magnitude zero can have any u'
     return spectra
-
-
-def _blocks(layer: nn.Module) -> Tensor:
-    return as_blocks(full_tensor(dense_weight(layer)).detach(), num_blocks(layer))

@@ -27,16 +27,12 @@ from torch.optim import SGD, Optimizer
 
 from sharding.errors import UserError, safe_repr
 from sharding.layers import FactorizedLayer
+from sharding.layers.base import factorized_layers
 from sharding.modules.wrappers import distribute_like, full_tensor, is_distributed
 from sharding.validation import is_number, typed
 
 DecayOf = Literal["bounded", "effective"]
 LARGE = 2**20  # numbers in a layer's factors: such a layer is computed alone, since a stack of several takes memory
-
-
-def factorized_layers(model: nn.Module) -> list[FactorizedLayer]:
-    """Return the factorized layers of a model, in order of registration."""
-    return [module for module in model.modules() if isinstance(module, FactorizedLayer)]
 
 
 @typed
@@ -72,7 +68,7 @@ def clip_and_decay(
         raise UserError(f"decay is {safe_repr(decay)}; a finite number of at least 0 is needed")
     if decay_of not in get_args(DecayOf):
         raise UserError(f"decay_of is {safe_repr(decay_of)}; it is one of {', '.join(get_args(DecayOf))}")
-    return StepHook(factorized_layers(model), clip, decay, decay_of)
+    return StepHook(list(factorized_layers(model).values()), clip, decay, decay_of)
 
 
 class StepHook:
@@ -107,29 +103,42 @@ class StepHook:
 
     @torch.no_grad()
     def _change_gradients(self, optimizer: Optimizer) -> None:
-        groups = {id(part): group for group in optimizer.param_groups for part in group["params"]}
+        groups = {part: index for index, group in enumerate(optimizer.param_groups) for part in group["params"]}
 
         def trains(part: nn.Parameter) -> bool:
-            return part.grad is not None and id(part) in groups
+            return part.grad is not None and part in groups
+
+        def group_of(layer: FactorizedLayer) -> int:
+            return groups[layer.u if trains(layer.u) else layer.v]
+
+        def form(layer: FactorizedLayer) -> Hashable:
+            """Return what layers whose Gram matrices are computed together have in common."""
+            types = layer.u.dtype, layer.multipliers.dtype, layer.u.device
+            return group_of(layer), layer.num_terms, layer.num_blocks, *types
+
+        def shapes(layer: FactorizedLayer) -> Hashable:
+            """Return what layers whose factors are stacked have in common."""
+            is_large = layer.u.numel() + layer.v.numel() > LARGE or is_distributed(layer.u)
+            return layer.u.shape, layer.v.shape, layer if is_large else None
 
         layers = [layer for layer in self._layers if trains(layer.u) or trains(layer.v)]
         clip = self._clip if layers and self._is_clipping() else None
         decays: list[tuple[nn.Parameter, Tensor]] = []
         factors: list[tuple[nn.Parameter, Tensor]] = []
-        for alike in _alike(layers, lambda layer: (*_form(layer), id(groups[id(_first(layer, trains))]))):
-            batches = _alike(alike, lambda layer: (layer.u.shape, layer.v.shape, _is_large(layer) and id(layer)))
+        for alike in _alike(layers, form):
+            batches = _alike(alike, shapes)
             ordered = [layer for batch in batches for layer in batch]
             omega = torch.stack([layer.multipliers for layer in ordered])
             factor = None if clip is None else (clip / omega).clamp(max=1.0)
             if self._decay:
-                step = self._decay * groups[id(_first(ordered[0], trains))]["lr"]
+                step = self._decay * optimizer.param_groups[group_of(alike[0])]["lr"]
                 bound = None if self._decay_of == "effective" else step if factor is None else step * factor
                 decays += decay_gradients(batches, omega, bound)
             if factor is not None:
                 rows = zip(ordered, factor, strict=True)
                 factors += [(part, row) for layer, row in rows for part in (layer.u, layer.v)]
         pairs = [
-            (part.grad, -change if groups[id(part)].get("maximize") else change)
+            (part.grad, -change if optimizer.param_groups[groups[part]].get("maximize") else change)
             for part, change in decays
             if part.grad is not None and trains(part)
         ]
@@ -181,7 +190,10 @@ def decay_gradients(
         sides = [
             tuple(_stacked([getattr(layer, part) for layer in batch], blocks) for part in "uv") for batch in batches
         ]
-        grams = [torch.cat([_gram(pair[side]).view(-1, blocks, n, n) for pair in sides]) for side in (0, 1)]
+        grams = [
+            torch.cat([full_tensor(pair[side].mT @ pair[side]).view(-1, blocks, n, n) for pair in sides])
+            for side in (0, 1)
+        ]
         if step is not None:
             squares = (gram.diagonal(dim1=-2, dim2=-1).sum(1) for gram in grams)  # ‖u'‖² and ‖v'‖², (layers, n)
             omega = torch.minimum(omega, (2 * step * torch.maximum(*squares)).rsqrt())
@@ -247,29 +259,12 @@ def _alike(
     return list(lists.values())
 
 
-def _form(layer: FactorizedLayer) -> tuple[Hashable, ...]:
-    """Return what layers whose Gram matrices are computed together have in common."""
-    return layer.num_terms, layer.num_blocks, layer.u.dtype, layer.multipliers.dtype, layer.u.device
-
-
-def _first(layer: FactorizedLayer, trains: Callable[[nn.Parameter], bool]) -> nn.Parameter:
-    return layer.u if trains(layer.u) else layer.v
-
-
-def _is_large(layer: FactorizedLayer) -> bool:
-    return layer.u.numel() + layer.v.numel() > LARGE or is_distributed(layer.u)
-
-
 def _stacked(factors: list[nn.Parameter], blocks: int) -> Tensor:
     """Return factors as one tensor ([layers,] [blocks,] rows, n), without the layers where there is one."""
     parts = [factor.unflatten(0, (blocks, -1)) if blocks > 1 else factor for factor in factors]
     if len(parts) == 1:
         return parts[0]
     return torch.stack(parts) if parts[0].is_contiguous() else torch.stack([part.mT for part in parts]).mT
-
-
-def _gram(factor: Tensor) -> Tensor:
-    return full_tensor(factor.mT @ factor)
 
 
 def _add(pairs: list[tuple[Tensor, Tensor]], decay: float, optimizer: Optimizer) -> None:

@@ -20,7 +20,7 @@ from sharding.errors import UserError, join_first, lookup, safe_repr
 from sharding.factorization import ENDS, Patterns, as_patterns, shardable_layers
 from sharding.factorization.support import TO_SEND, check_supported
 from sharding.layers import FactorizedLayer, factorized_type
-from sharding.layers.base import residual_layers
+from sharding.layers.base import factorized_layers, residual_layers
 from sharding.layers.decomposition import check_layers, decompose_layers, form_of
 from sharding.layers.tail import stacked_terms
 from sharding.matrices.quantization import Format, check_format, quantize_terms
@@ -28,7 +28,7 @@ from sharding.matrices.spectrum import Spectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import meta_copy
 from sharding.modules.state import fixed_names, whole_state
-from sharding.modules.wrappers import key, named_modules, named_parameters, unwrap
+from sharding.modules.wrappers import key, named_parameters, unwrap
 from sharding.rng import generator, seed_of
 from sharding.rounds.codec import CLIP, Terms
 from sharding.rounds.frozen import Frozen
@@ -39,7 +39,7 @@ from sharding.terms.designs import DESIGNS, successive_design
 from sharding.terms.designs.design import Design
 from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_strategy, norm_ratio, num_terms
 from sharding.transport.compression import COMPRESSIONS, EXACT
-from sharding.validation import as_round, as_seed, typed
+from sharding.validation import as_whole, typed
 
 Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
 
@@ -83,7 +83,7 @@ class ShardPlanner:
         self._fit = lookup(DESIGNS, design, "design")
         self.strategy = get_strategy(strategy)
         self.design = design
-        self.seed = as_seed(seed)
+        self.seed = as_whole(seed, "seed", least=0)
         self.skip, self.also = as_patterns(skip), as_patterns(also)
         self.compression = compression
         if tail_format is not None:
@@ -129,7 +129,7 @@ class ShardPlanner:
                 compression of one that sends some in bfloat16, what cannot be sent, such as sparse and quantized
                 tensors; or as `checked_layers`.
         """
-        model, round = unwrap(model), as_round(round)
+        model, round = unwrap(model), as_whole(round, "round", least=0)
         layers = self.checked_layers(model) if layers is None else layers
         ratios = {client: self.strategy.keep_ratio or r for client, r in checked_ratios(keep_ratios).items()}
         groups = grouped(ratios)
@@ -211,7 +211,7 @@ class ShardPlanner:
 
     def sharded_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name; none where the strategy sends the whole model."""
-        factorized = {name: part for name, part in named_modules(model) if isinstance(part, FactorizedLayer)}
+        factorized = factorized_layers(model)
         if self.strategy.allocate is None:
             if factorized:
                 raise UserError(
@@ -219,7 +219,7 @@ class ShardPlanner:
                     "merge the model"
                 )
             return {}
-        return {**factorized} or shardable_layers(model, self.skip, self.also)
+        return dict[str, nn.Module](factorized) or shardable_layers(model, self.skip, self.also)
 
     def checked_layers(self, model: nn.Module) -> dict[str, nn.Module]:
         """Return the layers whose terms are sent, by name, after a check that they have some.

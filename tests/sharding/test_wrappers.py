@@ -29,8 +29,8 @@ from sharding import (
     save_factorized,
     train_shard,
 )
+from sharding.layers.base import factorized_layers
 from sharding.modules.wrappers import named_modules, named_parameters, named_state, unwrap
-from sharding.rounds.optim import factorized_layers
 from tests.sharding.models import aggregate, make_plan
 from tests.sharding.test_shard import assert_same
 

@@ -21,12 +21,12 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sharding import Plan, Shard, Update, clip_and_decay
+from sharding.layers.base import factorized_layers
 from sharding.layers.decomposition import form_of
 from sharding.modules.wrappers import named_modules, unwrap
 from sharding.rng import seed_of
 from sharding.rounds.client import train_model
 from sharding.rounds.codec import Terms
-from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
 from train.engines.capture import CAPTURES, Capturing, Draws, Step, make_capturable, restart, starts_at_zero
 from train.engines.engine import Engine, Job, Replies, Reply
@@ -182,10 +182,10 @@ class Lane:
         """Put a shard's values in the place of the last one's, and begin anew all that a client begins with."""
         if "_model" not in vars(self):
             self._model = resident_model(self.job, shard)
-            for layer in factorized_layers(self._model):
+            for layer in factorized_layers(self._model).values():
                 layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             self._unsent = [(part, part[0]._buffers[part[1]]) for part in unsent_buffers(self._model)]
-        layers = factorized_layers(self._model)
+        layers = factorized_layers(self._model).values()
         places = [layer.tail for layer in layers]
         shard.load_into(self._model)
         for layer, place in zip(layers, places, strict=True):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sharding import Plan, Shard, UserError, client_model
+from sharding.layers.base import factorized_layers
 from sharding.modules.checkpointing import checkpoint_blocks
 from sharding.rounds.failures import one_line
-from sharding.rounds.optim import factorized_layers
 from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import train_locally
@@ -40,7 +40,7 @@ class SequentialEngine(Engine):
         try:
             model = self.resident(shard)
             shard.load_into(model)
-            for layer in factorized_layers(model):
+            for layer in factorized_layers(model).values():
                 layer.dequantize_tail()  # the same numbers in each step; a device has no memory for this
             key, lr = (job.seed, round, client), job.lr(client, lr)
             loss = train_locally(model, job.clients[client], job.dataset, job.local, lr, shard.clip, key)

@@ -6,9 +6,9 @@ only the draw of clients counts. With any draw, T rounds spend at most what they
 """
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from functools import lru_cache
-from math import ceil, inf, sqrt
+from math import inf, sqrt
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -141,7 +141,7 @@ def noise_for(
     delta: float,
     sampling: Sampling = "poisson",
 ) -> float:
-    """Return the least noise multiplier, to four digits, with which all of these rounds keep within a budget of ε.
+    """Return the least noise multiplier, in steps of 1e-4, with which all of these rounds keep within a budget of ε.
 
     The other arguments are those of `epsilon`. Logs a warning where the budget is so small that the accountant sees no
     gain from the draw of clients.
@@ -150,33 +150,26 @@ def noise_for(
         UserError: as `epsilon`, or the budget is not a finite number above 0, or no noise keeps it.
     """
     _check_budget(max_epsilon)
-    least, most = NOISE
+    most = NOISE[1]
 
-    def within(noise_multiplier: float) -> bool:
-        if noise_multiplier < least:
-            return False
-        return epsilon(noise_multiplier, num_clients, per_round, rounds, delta, sampling) <= max_epsilon
+    def within(steps: int) -> bool:
+        return epsilon(steps / 1e4, num_clients, per_round, rounds, delta, sampling) <= max_epsilon
 
-    low, high = 0.0, 1.0
-    while not within(high):
-        low, high = high, 2 * high
-        if high > most:
-            raise UserError(
-                f"max_epsilon is {max_epsilon:g}, and with a noise multiplier of {low:g} these rounds spend more; pass "
-                "a larger one, or fewer rounds"
-            )
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if within(middle) else (middle, high)
-    spent, of_all = (epsilon(high, num_clients, each, rounds, delta, sampling) for each in (per_round, num_clients))
+    noise = (1 + bisect_left(range(1, int(most * 1e4) + 1), True, key=within)) / 1e4  # ε falls with the noise
+    if noise > most:
+        raise UserError(
+            f"max_epsilon is {max_epsilon:g}, and with a noise multiplier of {most:g} these rounds spend more; pass a "
+            "larger one, or fewer rounds"
+        )
+    spent, of_all = (epsilon(noise, num_clients, each, rounds, delta, sampling) for each in (per_round, num_clients))
     if spent == of_all and per_round < num_clients and max_epsilon < 1:  # a large ε gains nothing from the draw
         log.warning(
             "max_epsilon=%g is below what the accountant can reach for a draw of clients, so it counts all of them in "
             "each round: the noise multiplier %.5g is larger than necessary",
             max_epsilon,
-            high,
+            noise,
         )
-    return ceil(high * 1e4) / 1e4
+    return noise
 
 
 def _check_budget(max_epsilon: float) -> None:

@@ -14,7 +14,7 @@ from sharding.errors import UserError, join_first, safe_repr
 from sharding.rounds.plan import Client
 from sharding.rounds.planner import checked_ratios
 from sharding.rounds.privacy.accountant import Sampling, check_sampling, epsilon
-from sharding.validation import as_seed, is_number
+from sharding.validation import as_whole, is_number
 
 
 def secret_seed() -> int:
@@ -51,7 +51,7 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep_ratios", checked_ratios(self.keep_ratios))
-        object.__setattr__(self, "seed", as_seed(self.seed))
+        object.__setattr__(self, "seed", as_whole(self.seed, "seed", least=0))
         if not (is_number(self.clipping_norm) and self.clipping_norm > 0):
             raise UserError(f"clipping_norm is {safe_repr(self.clipping_norm)}; pass a positive number, such as 1.0")
         check_sampling(self.noise_multiplier, len(self.keep_ratios), self.per_round, self.sampling)
