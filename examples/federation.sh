@@ -36,5 +36,5 @@ printf '[superlink.here]\naddress = "%s"\ninsecure = true\n' "$address" > "$FLWR
 printf -v overrides '%q ' "clients.count=$nodes" "clients.per_round=$nodes" "output=$output" "$@"
 printf "config = '%s'\noverrides = '''%s'''\n" "$config" "$overrides" > "$logs/run.toml"
 flwr run "$app" here --stream --run-config "$logs/run.toml" 2>&1 | tee "$logs/run.log" &
-wait $!  # a signal interrupts it, and would wait for a command in the foreground
+wait $! || true  # a signal interrupts it, and would wait for a command in the foreground
 grep -q "finished: " "$logs/run.log" || { echo "the run has not finished; the same command resumes it" >&2; exit 1; }

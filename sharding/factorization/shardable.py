@@ -126,13 +126,16 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
     """Return the names that some pattern matches.
 
     Raises:
-        UserError: a pattern matches no module; the message calls the argument `what`.
+        UserError: a class or name matches no module, or a name none with parameters; the message calls the argument
+            `what`.
     """
     names, known, matched = list(names), aliases(model), set()
+    modules = {name: get_submodule(model, name) for name in known if name}
+    layers = [known[name] for name, module in modules.items() if next(module.parameters(), None) is not None]
     for pattern in as_patterns(patterns):
         names_matched = {name for name in names if matches(model, pattern, known[name])}
-        named = isinstance(pattern, str | type)
-        if not names_matched and named and not any(matches(model, pattern, each) for each in known.values()):
+        others = layers if isinstance(pattern, str) else known.values() if isinstance(pattern, type) else None
+        if not names_matched and others is not None and not any(matches(model, pattern, each) for each in others):
             near = get_close_matches(str(pattern), names or list(known), n=3, cutoff=0.0)
             raise UserError(f"{what} pattern {pattern!r} matches no layer; the nearest names are {', '.join(near)}")
         matched |= names_matched

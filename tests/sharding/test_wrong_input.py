@@ -98,6 +98,8 @@ MODELS = [
     (lambda: shardable_layers(make_net(), 3), "skip is of type int; str or"),
     (lambda: shardable_layers(make_net(), ["0", None]), "None is not a pattern"),
     (lambda: shardable_layers(make_net(), nn.Conv3d), "matches no layer"),
+    (lambda: shardable_layers(make_net(), [""]), "skip pattern '' matches no layer"),
+    (lambda: shardable_layers(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ["1"]), "skip pattern '1' matches no layer"),
     *((lambda r=r: factorize(make_net(), r), f"keep ratio {r} is outside") for r in (0, -0.1, 1.01, NAN)),
     *(
         (

@@ -1,5 +1,6 @@
 """The command line from end to end: in this process, and a few times as a process of its own."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,15 @@ def test_run_as_a_process_exits_with_0_or_one_line_and_2(tmp_path):
         assert done.stderr.startswith(line)
         assert done.stderr.count("\n") == bool(line)
     assert "test accuracy" in (tmp_path / "summary.md").read_text()
+
+
+def test_command_whose_reader_has_left_ends_as_by_sigpipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "train", "list"]
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_compare_prints_a_table_and_the_folder(tmp_path, train):

@@ -14,8 +14,9 @@ from pyarrow import parquet
 from sharding import UserError
 from tests.drawn import encode
 from tests.train.runs import REPOSITORY
-from train.data.images import decode, read_parquet, shape_of
+from train.data.images import decode, shape_of
 from train.data.shakespeare import load_shakespeare
+from train.data.vision import read_parquet
 from train.registries import import_parts
 
 
@@ -84,17 +85,13 @@ def test_read_parquet_with_a_binary_column_reads_it(tmp_path, kind):
     assert (images.inputs.permute(0, 2, 3, 1).numpy() == IMAGES).all()
 
 
-@pytest.mark.parametrize(("missing", "reason"), [(1, "1 row has no image"), (2, "2 rows have no image")])
-def test_read_parquet_with_rows_without_an_image_counts_them(tmp_path, missing, reason):
-    column = pa.array([encode(IMAGES[0], "PNG"), *[None] * missing], pa.binary())
-    parquet.write_table(pa.table({"img": column, "label": [0] * (1 + missing)}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=reason):
-        read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
-
-
 @pytest.mark.parametrize(
     ("label", "file", "reason"),
-    [(None, encode(IMAGES[0], "PNG"), "1 row has no label"), (1, b"<svg/>", r"no known format.*begins with b'<svg/>'")],
+    [
+        (None, encode(IMAGES[0], "PNG"), "1 of 2 rows have no value in the column label, the first is row 2"),
+        (1, None, "1 of 2 rows have no value in the column img, the first is row 2"),
+        (1, b"<svg/>", r"no known format.*begins with b'<svg/>'"),
+    ],
 )
 def test_read_parquet_with_an_unusable_row_has_the_reason(tmp_path, label, file, reason):
     table = pa.table({"img": pa.array([encode(IMAGES[0], "PNG"), file]), "label": [0, label]})

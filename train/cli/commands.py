@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     It is 0, 1 if a run failed, 2 for a user's mistake, and 128 plus a signal's number if that stopped the run: 130 for
-    Ctrl-C.
+    Ctrl-C, and 141 if nobody reads the output any more.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -60,11 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     args.line = shlex.join(["python", "-m", "train", *argv])
-    console = Console(quiet=args.quiet, **LITERAL)
+    console = Terminal(quiet=args.quiet, **LITERAL)
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.WARNING,
         format="%(message)s",
-        handlers=[handler(Console(stderr=True, **LITERAL) if args.quiet else console)],
+        handlers=[handler(Terminal(stderr=True, **LITERAL) if args.quiet else console)],
     )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     logging.getLogger("models").setLevel(logging.DEBUG if args.debug else logging.INFO)  # what of weights was loaded
@@ -243,6 +244,16 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record."""
         self._console.print(self.format(record), soft_wrap=True)
+
+
+class Terminal(Console):
+    """A console that ends the program as SIGPIPE does if its reader has left, as in ``… | head -1``."""
+
+    def on_broken_pipe(self) -> None:
+        """End the program without a word."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()  # Python would complain about what it has not written
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def handler(console: Console) -> logging.Handler:

@@ -1,10 +1,7 @@
-"""Read labeled images into one uint8 tensor: from parquet files, and from folders of image files.
-
-Hugging Face's parquet layout has one row per image: a struct with the encoded file, and an integer label.
-"""
+"""Decode labeled images into one uint8 tensor."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -16,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError
 from train.data.dataset import reading
 
 THREADS = 2  # decoders share Python's lock: a third thread was measured to slow the others down
@@ -51,74 +47,11 @@ class Images(NamedTuple):
     lossy: str = ""
 
 
-def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
-    """Read the shards of one split.
-
-    Args:
-        files: the shards, in order.
-        label: name of the label column; the images are in the column `img` or `image`.
-        shape: (channels, height, width); other colors are converted, other sizes are refused.
-
-    Raises:
-        UserError: a file is damaged or empty, lacks a column, has labels that are not numbers, or images that cannot
-            be decoded or have another size.
-    """
-    rows = list(_rows(files, label))
-    where = files[0] if len(files) == 1 else files[0].parent
-    if not rows:
-        raise UserError(f"{where} holds no images; replace it with a valid copy")
-    encoded, labels = zip(*rows, strict=True)
-    inputs = decode(encoded, shape, place=lambda row: f"{where}, image {row + 1}")
-    return Images(inputs, torch.tensor(labels), next(filter(None, map(lossy_encoding, encoded)), ""))
-
-
 def lossy_encoding(file: bytes) -> str:
     """Return ``JPEG`` or ``WebP`` for an image file of a lossy encoding, by its first bytes; else nothing."""
     if file.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     return "WebP" if file[:4] == b"RIFF" and file[8:16] == b"WEBPVP8 " else ""
-
-
-def _rows(files: Sequence[Path], label: str) -> Iterator[tuple[bytes, int]]:
-    """Yield (encoded image, label) row by row; rows are read as needed."""
-    from pyarrow import parquet  # noqa: PLC0415 - heavy
-
-    for file in files:
-        with reading(file):
-            shard = parquet.ParquetFile(file)
-            names = shard.schema_arrow.names
-        image = next((name for name in ("img", "image") if name in names), None)
-        if image is None or label not in names:
-            raise UserError(f"{file} has the columns {', '.join(names)}; expected `img` or `image`, and `{label}`")
-        with reading(file):
-            for batch in shard.iter_batches(batch_size=CHUNK, columns=[image, label]):
-                labels = _complete(batch.column(label), "label").cast("int64")  # refuses fractions and words
-                yield from zip(_encoded(batch.column(image)), labels.to_pylist(), strict=True)
-
-
-def _encoded(column: Any) -> list[bytes]:
-    """Return the image files in a column: of bytes, or of structs with a field `bytes`.
-
-    Raises:
-        ValueError: the column has another type, or a row has no image.
-    """
-    from pyarrow import types  # noqa: PLC0415 - heavy
-
-    if types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-        column = column.field("bytes")
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not any(kind(column.type) for kind in (types.is_binary, types.is_large_binary, types.is_binary_view)):
-        raise ValueError(f"the images have the type {column.type}, not binary or struct<bytes: binary>")
-    files: list[bytes] = _complete(column, "image").to_pylist()
-    return files
-
-
-def _complete(column: Any, what: str) -> Any:
-    """Return a column, of which every row must have a value."""
-    if column.null_count:
-        raise ValueError(f"{column.null_count} row{' has' if column.null_count == 1 else 's have'} no {what}")
-    return column
 
 
 def shape_of(file: bytes) -> Shape:

@@ -1,6 +1,6 @@
 """Image datasets in local folders: where to look for them, how to read them, and an error that says what is missing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from sharding.errors import UserError
 from train.data.cifar100_classes import coarse_labels
 from train.data.dataset import EMPTY, Dataset, Split, default_root, flip, reading, standardize
-from train.data.images import Images, Shape, read_parquet
+from train.data.images import Images, Shape, decode, lossy_encoding
+from train.data.rows import read_rows
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,30 @@ def _read(name: str, root: Path, training: bool, download: bool) -> Images:
         folder = target
     with reading(folder):
         return official.read_official(name, folder, training)
+
+
+def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
+    """Read the shards of one split in Hugging Face's layout, of one row per image.
+
+    Args:
+        files: The shards, in order.
+        label: The name of the column of labels; the images are in the column `img` or `image`.
+        shape: (channels, height, width); other colors are converted, other sizes are refused.
+
+    Raises:
+        UserError: a file is damaged or empty, lacks a column, has labels that are not numbers, or images that cannot
+            be decoded or have another size.
+    """
+    from pyarrow import parquet  # noqa: PLC0415 - heavy
+
+    with reading(files[0]):
+        image = "img" if "img" in parquet.read_schema(files[0]).names else "image"
+    rows = read_rows("root", files, {"image": image, "label": label}, None, "utf-8")
+    encoded, place = rows.images(image, files[0].parent)
+    numbers = {word: number for number, word in enumerate(rows.classes.get(label, ()))}
+    with reading(rows.source):
+        targets = torch.tensor([numbers[name] if numbers else int(name) for name in rows.names(label)])
+    return Images(decode(encoded, shape, place=place), targets, next(filter(None, map(lossy_encoding, encoded)), ""))
 
 
 def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:

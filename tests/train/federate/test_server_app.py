@@ -13,7 +13,6 @@ from train.config.schema import load_config
 from train.config.yaml_text import in_yaml
 from train.experiment.assembly import read_dataset
 from train.federate import server_app
-from train.federate.status import FOLDER, Status
 
 pytestmark = pytest.mark.usefixtures("flower_identity", "no_waiting")
 
@@ -37,15 +36,12 @@ def test_server_app_that_cannot_train_logs_one_line(tmp_path, caplog, overrides,
     assert not (tmp_path / "run").exists()
 
 
-def test_server_app_that_lacks_a_package_logs_and_reports_one_line(tmp_path, caplog, monkeypatch):
+def test_server_app_that_lacks_a_package_logs_one_line(tmp_path, caplog, monkeypatch):
     told = "data=files needs Hugging Face's datasets"
     monkeypatch.setattr(server_app, "read_dataset", Mock(side_effect=ImportError(told)))
-    (tmp_path / FOLDER).mkdir()
-    run_config = settings(f"output={tmp_path}")
-    server_app.main(Nodes({}), Context(1, 1, {}, RecordDict(), run_config))
+    server_app.main(Nodes({}), Context(1, 1, {}, RecordDict(), settings(f"output={tmp_path}")))
     (record,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert record.getMessage() == f"the run ends: {told}"
-    assert Status(server_app.read(run_config)).read()["ended"] == told
 
 
 def test_nodes_are_not_sent_the_secret_seed():
@@ -70,16 +66,6 @@ def test_federation_has_max_share_of_a_half_by_default(tmp_path):
     complete = tmp_path / "complete.yaml"
     complete.write_text(in_yaml(load_config("configs/quickstart.yaml").model_dump(mode="json", exclude={"output"})))
     assert server_app.read(settings() | {"config": str(complete)}).aggregation.max_share == 0.5
-
-
-@pytest.mark.parametrize(("overrides", "ended"), [(["rounds=1"], "finished"), (["alignment=true"], "alignment needs")])
-def test_server_app_status_has_how_the_run_ended(tmp_path, overrides, ended):
-    words = [f"output={tmp_path}", "clients.count=1", "clients.per_round=1", *overrides]
-    run_config = settings(*words) | {"overrides": shlex.join(words)}
-    config = server_app.read(run_config)
-    (config.directory / FOLDER).mkdir()
-    server_app.main(Nodes({7: {"partition-id": 0}}), Context(1, 1, {}, RecordDict(), run_config))
-    assert Status(config).read()["ended"].startswith(ended)
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
