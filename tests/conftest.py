@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 # The models are small: two processes on two cores are faster than two threads, and threads of both wait for each other.
@@ -45,6 +46,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         del items[index::count]
         config.hook.pytest_deselected(items=[*items])
         items[:] = kept
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Start the one server that all processes of the tests are forked from with what nearly all of them import.
+
+    In this folder: it finds the modules here, and a test may be in another one when it first starts a process.
+    """
+    forkserver.set_forkserver_preload(["tests.train.runs", "torch._dynamo", "models.resnet", "models.small"])
+    forkserver.ensure_running()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 from tests.encoder import write_encoder
 from tests.train.test_own_parts import EXAMPLES
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 ROOT = Path(__file__).parents[1]
 SAYS = {
     "compress_gpt2.py": ("saved and loaded", "the change is an adapter", "merged: Conv1D again"),

@@ -1,7 +1,6 @@
 """What runs in the tests are made of."""
 
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,8 @@ import pytest
 from train.config.schema import Config, load_config
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _imported_once() -> None:
-    """Start the one server that all processes of the tests are forked from with what nearly all of them import."""
-    forkserver.set_forkserver_preload(["tests.train.runs", "torch._dynamo"])
-    forkserver.ensure_running()
-
-
 @pytest.fixture(autouse=True)
-def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_handlers(monkeypatch: pytest.MonkeyPatch, fork_server: None) -> None:
     """Leave no handler behind where a command is run in this process."""
     monkeypatch.setattr("logging.basicConfig", lambda **how: None)
 

@@ -89,12 +89,11 @@ def test_peak_memory_counts_what_is_alive_at_once():
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(
-            ("strategy=dense", "keep_ratio=1", "model={name: mlp, hidden: [3000, 3000]}"), marks=pytest.mark.slow
-        ),
+        ("strategy=dense", "keep_ratio=1", "model={name: mlp, hidden: [3000, 3000]}"),
         ("strategy=top_n", "keep_ratio=0.4", "model={name: mlp, hidden: [64, 4000, 4000]}"),
     ],
 )

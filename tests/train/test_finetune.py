@@ -23,6 +23,7 @@ SMALL = [
     "local.steps=2",
     "local.batch_size=4",
     "evaluate_every=1",
+    "engine=sequential",
 ]
 
 

@@ -152,7 +152,7 @@ def test_custom_part_with_an_option_of_another_type_is_refused():
         assemble(load_config(QUICKSTART, [*overrides, "data.noise=much"]))
 
 
-@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_custom_loss_and_optimizer_train_in_processes(start, monkeypatch):
     monkeypatch.setattr(processes, "start_method", lambda: start)
     import_parts(["examples.own_training"])

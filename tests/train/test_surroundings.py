@@ -30,14 +30,6 @@ PICTURES = ["docs/pictures/result.py", "docs/pictures/round.py"]
 SCRIPTS = ["docs/generate.py", *PICTURES, "examples/inclusion_probabilities.py"]
 
 
-@pytest.mark.parametrize(
-    "backend", ["module://a_backend_that_is_not_installed", pytest.param("inline", marks=pytest.mark.slow)]
-)
-def test_command_with_the_backend_of_a_notebook_runs(tmp_path, backend):
-    done = command(tmp_path, "config", str(REPOSITORY / "configs/quickstart.yaml"), MPLBACKEND=backend)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_with_the_backend_of_a_notebook_runs(tmp_path, script):
@@ -45,11 +37,15 @@ def test_script_with_the_backend_of_a_notebook_runs(tmp_path, script):
     assert done.returncode == 0, done.stderr
 
 
-def test_command_where_packages_of_our_names_come_first_runs(tmp_path):
+@pytest.mark.parametrize(
+    "backend", ["module://a_backend_that_is_not_installed", pytest.param("inline", marks=pytest.mark.slow)]
+)
+def test_command_with_the_backend_of_a_notebook_where_packages_of_our_names_come_first_runs(tmp_path, backend):
     for name in ("models", "sharding", "examples"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('not ours')")
-    done = command(tmp_path, "list", "--import", "examples.own_strategy")
+    words = ("config", str(REPOSITORY / "configs/quickstart.yaml"), "--import", "examples.own_strategy")
+    done = command(tmp_path, *words, MPLBACKEND=backend)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -120,6 +121,7 @@ def keep_device(config: Config, provenance: Provenance | None) -> Config:
     return config if kind == "cuda" else config.model_copy(update={"device": kind})
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -127,6 +129,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache  # of the code that this process has imported
 def find_commit() -> str | None:
     """Return the checkout's commit, with `-dirty` where files differ from it."""
     root = Path(__file__).parents[2]

@@ -26,8 +26,14 @@ def train(engine, kind, **local):
     return {client: reply.update.to_bytes() for client, reply in replies.items()}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        *((kind, "float32") for kind in MODELS),
+        ("resnet", "bfloat16"),
+        *(pytest.param(kind, "bfloat16", marks=pytest.mark.slow) for kind in ("cct", "gpt")),
+    ],
+)
 def test_engines_with_checkpointed_blocks_have_the_same_bits(kind, precision):
     expected = train(SequentialEngine, kind, precision=precision)
     for engine in (SequentialEngine, LanesEngine):

@@ -339,7 +339,9 @@ def test_run_without_its_fork_server_ends_at_once(tmp_path):
 COMPARED = ["compare", QUICKSTART, *LONG, "--strategies", "top_n,unbiased", "--jobs", "2"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
+)
 @pytest.mark.parametrize("words", [[], pytest.param(COMPARED, marks=pytest.mark.slow)], ids=["run", "compare"])
 def test_signal_to_all_processes_of_a_command_stops_it_after_the_round(tmp_path, words, number):
     """As Ctrl-C, a job scheduler, `timeout` and a closed terminal send it."""
