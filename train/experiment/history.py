@@ -16,7 +16,7 @@ class History:
     Args:
         config: sets the targets.
         rounds: metrics of the rounds that an earlier process finished.
-        account: of a run with privacy; by default one without a release.
+        account: the account of a run with privacy; by default one without a release.
 
     Attributes:
         improved: whether the last round has a better test accuracy than all before.
@@ -39,8 +39,8 @@ class History:
         """Set `bytes_total`, `best_accuracy` and `epsilon`, and `stopped` where the run ends with this round.
 
         Args:
-            metrics: of the round.
-            release: of a round with privacy that has just run, see `Outcome.release`.
+            metrics: the metrics of the round.
+            release: the release of a round with privacy that has just run, see `Outcome.release`.
 
         Raises:
             RunError: as `Account.add`.
