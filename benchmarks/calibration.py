@@ -44,9 +44,9 @@ def truncations(
     """Yield the model and each truncation of it, with the share of its terms, its residual, and what chose its terms.
 
     Args:
-        model: dense.
+        model: a dense model.
         calibration: batches of its inputs.
-        options: of `factorize`.
+        options: the options of `factorize`.
     """
     yield ("all", "none", "weights"), model
     for share in (0.1, 0.25, 0.5):

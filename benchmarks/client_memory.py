@@ -1,11 +1,12 @@
 """The memory, time and bytes of a client: the whole model, shards, and narrow networks of the same bytes.
 
-    python benchmarks/client_memory.py [results/client_memory]
+    SHARDING_DATA=FOLDER python benchmarks/client_memory.py [results/client_memory]
 
 Each case trains in a process of its own, on one thread, with the published model, batch and optimizer. `tensors` is
 the peak of all its tensors, as `python -m train inspect` counts them; `process` the peak of the process above what it
 had before the model, with Python, torch and their kernels loaded; `seconds` the processor's, of the fastest of three
-steps. A narrow network is also the part that HeteroFL would send for these bytes.
+steps. A narrow network is also the part that HeteroFL would send for these bytes. FOLDER holds `minilm/`
+(all-MiniLM-L6-v2 in Hugging Face's format), of which only the shapes are read.
 """
 
 import json
@@ -13,23 +14,27 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import torch
+from measure import resident
+from torch import nn
 
-from sharding import clip_and_decay, init_empty
+from sharding import Frozen, clip_and_decay, init_empty
 from sharding.modules.memory import release_freed_memory
 from train.cli.client_memory import client_memory, random_shard
 from train.config.schema import Config, load_config
 from train.data import empty_dataset
-from train.data.dataset import Dataset, Split
+from train.data.dataset import EMPTY, Dataset, Split, default_root
 from train.engines import Job
 from train.engines.local_training import loss_of, make_optimizer
 from train.engines.sequential import resident_model
-from train.experiment.assembly import dense_nbytes, make_model, make_planner
+from train.experiment.assembly import dense_nbytes, first_model, make_model, make_planner
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTHS = {  # by configuration: the option that is the width, its multiples, and the whole width
@@ -37,13 +42,28 @@ WIDTHS = {  # by configuration: the option that is the width, its multiples, and
     "cifar100_cct": ("dim", 4, 256),
     "shakespeare_gpt": ("width", 8, 256),
 }
-RATIOS = (0.05, 0.1, 0.2, 0.5)
-STATUS = Path("/proc/self/status")
+RATIOS = dict.fromkeys(WIDTHS, (0.05, 0.1, 0.2, 0.5)) | {"finetune": (0.01, 0.04)}
 
 
 def configure(name: str, *overrides: str) -> Config:
     """Return a published configuration, with shards of the largest terms, which have as many numbers as others."""
-    return load_config(ROOT / "configs" / f"{name}.yaml", ["strategy=top_n", "tail=null", *overrides])
+    encoder = [f"model.weights={default_root() / 'minilm'}"] if name == "finetune" else []
+    return load_config(ROOT / "configs" / f"{name}.yaml", ["strategy=top_n", "tail=null", *encoder, *overrides])
+
+
+def dataset_of(config: Config) -> Dataset:
+    """Return the configuration's dataset without samples; that of the encoder has 20 classes."""
+    if config.data.name != "files":
+        return empty_dataset(config.data.name)
+    return Dataset("files", EMPTY, EMPTY, 20, (config.data.options["max_length"],))
+
+
+def server_model(config: Config, dataset: Dataset) -> nn.Module:
+    """Return the server's model, with random values; with a residual it has the terms of the strongest client."""
+    model = make_model(config, dataset, pretrained=False)
+    if config.residual is None:
+        return model
+    return first_model(config, model, make_planner(config).strategy, RATIOS[config.name])
 
 
 def with_samples(dataset: Dataset, count: int) -> Dataset:
@@ -52,13 +72,14 @@ def with_samples(dataset: Dataset, count: int) -> Dataset:
     is_text = len(dataset.input_shape) == 1
     high, dtype = (dataset.num_classes, torch.int64) if is_text else (256, torch.uint8)
     drawn = torch.randint(high, (count, *dataset.input_shape), generator=rng, dtype=dtype)
-    split = Split(drawn, drawn if is_text else torch.randint(dataset.num_classes, (count,), generator=rng))
+    predicts_tokens = is_text and dataset.name != "files"
+    split = Split(drawn, drawn if predicts_tokens else torch.randint(dataset.num_classes, (count,), generator=rng))
     return Dataset(**vars(dataset) | {"train": split, "test": split})
 
 
 def shard_nbytes(name: str, ratio: float) -> int:
     config = configure(name)
-    return make_planner(config).nbytes(make_model(config, empty_dataset(config.data.name)), ratio)
+    return make_planner(config).nbytes(make_model(config, dataset_of(config)), ratio)
 
 
 @cache
@@ -69,7 +90,7 @@ def nbytes_of_widths(name: str) -> dict[int, int]:
     for width in range(step, whole + step, step):
         config = configure(name, *of_width(name, width))
         with init_empty():
-            sizes[width] = dense_nbytes(make_model(config, empty_dataset(config.data.name)))
+            sizes[width] = dense_nbytes(make_model(config, dataset_of(config)))
     return sizes
 
 
@@ -79,25 +100,25 @@ def of_width(name: str, width: int) -> list[str]:
     return [f"model.{WIDTHS[name][0]}={width}", *groups]
 
 
-def resident(what: str) -> int:
-    """Return the process's memory now (VmRSS) or its peak (VmHWM), in bytes."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(what))
-    return int(line.split()[1]) * 1024
+def random_frozen(template: Frozen) -> Frozen:
+    """Return a frozen part with the names, types and shapes of one on the `meta` device, its matrices in few bits."""
+    residuals = {name: torch.full_like(part, 60, device="cpu") for name, part in template.residuals.items()}
+    return Frozen(residuals, {name: 0.02 * torch.randn(part.shape) for name, part in template.parameters.items()})
 
 
 def measure(name: str, kind: str, ratio: float, width: int, checkpoint: bool) -> dict[str, float]:
     """Train a client for some steps in this process."""
     torch.set_num_threads(1)
-    overrides = [f"local.checkpoint={str(checkpoint).lower()}", *of_width(name, width)]
-    config = configure(name, *overrides, *(["strategy=dense"] if kind != "shard" else []))
-    dataset = with_samples(empty_dataset(config.data.name), config.local.batch_size)
+    overrides = [f"local.checkpoint={str(checkpoint).lower()}", *(of_width(name, width) if width else [])]
+    config = configure(name, *overrides, *(["strategy=dense", "residual=null"] if kind != "shard" else []))
+    dataset = with_samples(dataset_of(config), config.local.batch_size)
     steps(config, with_samples(dataset, 2), ratio, 1)  # loads the kernels' code
     release_freed_memory()
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     seconds = steps(config, dataset, ratio, 4)
     process = resident("VmHWM") - before
-    model, planner = make_model(config, dataset), make_planner(config)
+    model, planner = server_model(config, dataset), make_planner(config)
     memory = client_memory(planner, model, ratio, ratio, dataset, config.local)
     return {
         "tensors": memory.total,
@@ -110,9 +131,11 @@ def measure(name: str, kind: str, ratio: float, width: int, checkpoint: bool) ->
 def steps(config: Config, dataset: Dataset, ratio: float, count: int) -> list[float]:
     """Train a client, and return the processor's seconds of each step."""
     with init_empty():
-        structure = make_model(config, dataset)
-    shard = random_shard(make_planner(config).template(structure, ratio))
-    model = resident_model(Job(structure, {}, dataset, config.local, 0), shard)
+        structure = server_model(config, dataset)
+    planner = make_planner(config)
+    frozen = random_frozen(planner.frozen(structure))
+    shard = random_shard(replace(planner.template(structure, ratio), frozen_digest=frozen.digest))
+    model = resident_model(Job(structure, {}, dataset, config.local, 0, frozen=frozen), shard)
     shard.load_into(model)
     optimizer = make_optimizer(model, config.local, 0.01)
     optimizer.register_step_pre_hook(clip_and_decay(model, shard.clip, config.local.decay))
@@ -126,23 +149,25 @@ def steps(config: Config, dataset: Dataset, ratio: float, count: int) -> list[fl
     return taken
 
 
-def cases() -> list[dict[str, object]]:
+def cases(names: Sequence[str]) -> list[dict[str, object]]:
     listed: list[dict[str, object]] = []
-    for name, checkpoint in product(WIDTHS, (False, True)):
+    for name, checkpoint in product(names, (False, True)):
+        whole = WIDTHS[name][2] if name in WIDTHS else 0
         shared = {"model": name, "checkpoint": checkpoint}
-        listed.append(shared | {"kind": "whole", "keep_ratio": 1.0, "width": WIDTHS[name][2]})
-        for ratio in RATIOS:
-            sizes, nbytes = nbytes_of_widths(name), shard_nbytes(name, ratio)
-            width = min(sizes, key=lambda width: abs(sizes[width] - nbytes))
-            listed.append(shared | {"kind": "shard", "keep_ratio": ratio, "width": WIDTHS[name][2]})
-            listed.append(shared | {"kind": "narrow", "keep_ratio": ratio, "width": width})
+        listed.append(shared | {"kind": "whole", "keep_ratio": 1.0, "width": whole})
+        for ratio in RATIOS[name]:
+            listed.append(shared | {"kind": "shard", "keep_ratio": ratio, "width": whole})
+            if name in WIDTHS:
+                sizes, nbytes = nbytes_of_widths(name), shard_nbytes(name, ratio)
+                width = min(sizes, key=lambda width: abs(sizes[width] - nbytes))
+                listed.append(shared | {"kind": "narrow", "keep_ratio": ratio, "width": width})
     return listed
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path, nargs="?", default=ROOT / "results" / "client_memory")
-    parser.add_argument("--only", nargs="*", default=list(WIDTHS), help="configurations")
+    parser.add_argument("--only", nargs="*", default=list(RATIOS), help="configurations")
     parser.add_argument("--case", help="measure this case here, and print it")
     arguments = parser.parse_args()
     if arguments.case:
@@ -151,13 +176,12 @@ def main() -> None:
         return
     arguments.into.mkdir(parents=True, exist_ok=True)
     rows = []
-    for case in cases():
-        if case["model"] in arguments.only:
-            command = [sys.executable, __file__, "--case", json.dumps(case)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-            rows.append(case | json.loads(done.stdout.splitlines()[-1]))
-            print(rows[-1], flush=True)
-            pd.DataFrame(rows).to_csv(arguments.into / "memory.csv", index=False)
+    for case in cases(arguments.only):
+        command = [sys.executable, __file__, "--case", json.dumps(case)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        rows.append(case | json.loads(done.stdout.splitlines()[-1]))
+        print(rows[-1], flush=True)
+        pd.DataFrame(rows).to_csv(arguments.into / "memory.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class LeanGrid(Grid):
     """A grid of nodes 1, 2, … that forgets each message and makes each reply when it is pulled.
 
     Attributes:
-        plan: of the round; client c is node c + 1.
+        plan: the plan of the round; client c is node c + 1.
     """
 
     plan: Plan

@@ -35,7 +35,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` and `train` run from a checkout
 
-from sharding import Frozen, ShardPlanner, client_model, factorize, init_empty, shardable_layers
+from client_memory import random_frozen
+
+from sharding import ShardPlanner, client_model, factorize, init_empty, shardable_layers
 from sharding.modules.memory import release_freed_memory
 from train.cli.client_memory import PeakMemory, random_shard
 
@@ -52,8 +54,8 @@ class Memory:
     Attributes:
         frozen: weights that do not train.
         trained: weights that do.
-        gradients: of those.
-        states: of the optimizer.
+        gradients: the gradients of the trained weights.
+        states: the states of the optimizer.
         message: our shard as it was received, which a client keeps while it trains.
     """
 
@@ -178,10 +180,7 @@ def make_ours(make: Callable[[], nn.Module], head: str, ratio: float) -> nn.Modu
     with init_empty():
         structure = freeze_ends(make())
     small, planner = factorize(structure, ratio, residual_format="int4"), ShardPlanner("top_n")
-    empty = planner.frozen(small)
-    layers = {name: torch.randint(0, 9, part.shape, dtype=torch.uint8) for name, part in empty.layers.items()}
-    dense = {name: 0.02 * torch.randn(part.shape) for name, part in empty.whole.items()}
-    frozen = Frozen(layers, dense)
+    frozen = random_frozen(planner.frozen(small))
     template = planner.template(small, ratio)
     shard = random_shard(replace(template, frozen_digest=frozen.digest))
     model = client_model(structure, shard, frozen=frozen)

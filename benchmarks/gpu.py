@@ -110,7 +110,7 @@ class Bench:
         data: the folder of the datasets.
 
     Attributes:
-        synthetic: by dataset, why its samples are random.
+        synthetic: the reasons why samples are random, by dataset.
     """
 
     def __init__(self, device: str, data: Path) -> None:

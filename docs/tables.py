@@ -249,7 +249,7 @@ def finetune_memory() -> str:
 
 def client_memory() -> str:
     """Return the table of benchmarks/client_memory.py, each size as it is and with checkpointed blocks."""
-    names = {"cifar10_resnet18": "ResNet-18", "cifar100_cct": "CCT", "shakespeare_gpt": "GPT"}
+    names = {"cifar10_resnet18": "ResNet-18", "cifar100_cct": "CCT", "shakespeare_gpt": "GPT", "finetune": "MiniLM"}
     cases = pd.read_csv(RESULTS / "client_memory" / "memory.csv")
     rows = []
     for (model, ratio, kind), pair in cases.groupby(["model", "keep_ratio", "kind"], sort=False):

@@ -27,8 +27,8 @@ class SignSGD(Optimizer):
 
     Args:
         params: the client's parameters.
-        lr: of this round.
-        decay: of the parameters.
+        lr: the learning rate of this round.
+        decay: the decay of the parameters.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:

@@ -50,7 +50,7 @@ def load_pretrained(name: str, model: nn.Module, weights: str) -> None:
 
     Args:
         name: a key of `MODELS`.
-        model: that `build_model` has built.
+        model: a model that `build_model` has built.
         weights: a file of named tensors; for `transformers` a folder or an id on the hub; for `timm` a file or `hub`.
 
     Raises:

@@ -27,7 +27,7 @@ class CCT(nn.Module):
         num_classes: number of logits.
         dim: width of the sequence.
         depth: number of transformer layers.
-        heads: attention heads; must divide `dim`.
+        heads: the number of attention heads; must divide `dim`.
         mlp_ratio: hidden width of the feed-forward part, over `dim`.
         attention_dropout: dropout on attention weights.
         stochastic_depth: rate at which the last layer's branches are skipped for an image; it rises linearly

@@ -27,7 +27,7 @@ class GPT(nn.Module):
         num_classes: number of token ids, in and out.
         width: width of the sequence.
         depth: number of blocks.
-        heads: attention heads; must divide `width`.
+        heads: the number of attention heads; must divide `width`.
         dropout: dropout on embeddings, attention weights and both branches, as in GPT-2.
         fused_qkv: q, k and v of an attention are one layer, as in GPT-2's own code.
 

@@ -15,8 +15,8 @@ class GRU(nn.Module):
     Args:
         input_shape: (length,) of the ids.
         num_classes: number of ids.
-        width: of each recurrent layer.
-        depth: recurrent layers.
+        width: the width of each recurrent layer.
+        depth: the number of recurrent layers.
         embedding: width of the embedding.
 
     Raises:

@@ -38,7 +38,7 @@ def reading(source: str, what: str) -> Iterator[None]:
 
     Args:
         source: the folder, or an id on the hub.
-        what: is read, for messages, such as `weights=bert for causal_lm`.
+        what: a name of what is read, for messages, such as `weights=bert for causal_lm`.
 
     Raises:
         UserError: any error, in one line.

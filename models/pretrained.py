@@ -30,7 +30,7 @@ class Transformer(nn.Module):
     """A model of transformers that maps token ids to logits.
 
     Args:
-        model: with a head, as transformers' Auto classes make it.
+        model: a model with a head, as transformers' Auto classes make it.
         pad_token_id: the id that pads texts, which are then masked; None where nothing is padded.
     """
 
@@ -74,7 +74,7 @@ def build_transformer(
         num_classes: number of classes, or of token ids.
         weights: folder of the model, as `save_pretrained` writes it, or its id on the Hugging Face hub. Only its
             `config.json` is read here; `load_transformer` loads the weights.
-        task: what its head predicts.
+        task: the task of the model's head.
         train_embeddings: also train these, which are then sent in every round.
         pad_token_id: the id that pads texts; by default the dataset's, else that of `config.json`.
         class_names: `id2label` of the model's configuration; by default the dataset's.
@@ -200,7 +200,7 @@ def load_weights(model: nn.Module, weights: str) -> None:
     """Load what fits from a file of named tensors into a model.
 
     Args:
-        model: changed in place.
+        model: the model, which is changed in place.
         weights: a safetensors file, or one that `torch.save` wrote of tensors only.
 
     Raises:

@@ -35,9 +35,9 @@ class ResNetGN(nn.Module):
         input_shape: (channels, height, width) of an image.
         num_classes: number of logits.
         width: channels of the first convolution and the first stage.
-        blocks: residual blocks in each stage.
+        blocks: the number of residual blocks in each stage.
         groups: groups of channels that are normalized together; must divide `width`.
-        stem_stride: of the first convolution; 2 halves height and width at once, for a quarter of the work.
+        stem_stride: the stride of the first convolution; 2 halves height and width at once, for a quarter of the work.
         zero_init_last: start as timm's ResNet does: the last norm of each branch at zero, so that a block begins as
             the identity, and `fc` as torch has it. By default norms start at one, and `fc` is normal of deviation 0.01.
 

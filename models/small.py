@@ -14,7 +14,7 @@ class MLP(nn.Sequential):
     """Perceptron on flattened inputs with a ReLU after each hidden layer.
 
     Args:
-        input_shape: of one input; flattened.
+        input_shape: the shape of one input, which is flattened.
         num_classes: number of logits.
         hidden: widths of the hidden layers; 0 stands for none, which is logistic regression, and starts from zero.
 

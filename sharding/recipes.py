@@ -27,8 +27,8 @@ def published(model: nn.Module, seed: int = 0) -> Server:
     """Return a server of the published algorithm: the strategy `collective`, and the average as the new model.
 
     Args:
-        model: dense; trained in place.
-        seed: of the draws.
+        model: a dense model, which is trained in place.
+        seed: the seed of the draws.
 
     Source: Korzhenkov & Louizos, NeurIPS 2024 (arXiv 2410.24106).
     """
@@ -45,7 +45,7 @@ def tuned(model: nn.Module, keep_ratios: Mapping[Client, float], seed: int = 0) 
         model: dense. The server trains a copy of low rank, or this model where the median client affords all terms:
             `Server.model`. The one to evaluate is `Server.result`.
         keep_ratios: r of every client that may take part.
-        seed: of the draws.
+        seed: the seed of the draws.
 
     Raises:
         UserError: as `factorize`.

@@ -19,7 +19,7 @@ def load_model(directory: Path | str, best: bool = False) -> nn.Module:
     elsewhere has none imported.
 
     Args:
-        directory: of the run, as ``"runs/quickstart-top_n-0"``.
+        directory: the directory of the run, as ``"runs/quickstart-top_n-0"``.
         best: load the weights that had the best evaluation, rather than those of the last round.
 
     Returns:

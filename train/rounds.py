@@ -25,10 +25,10 @@ def run_rounds(
     """Run the rounds from `start`, until the last one or until the history or a callback ends the run.
 
     Args:
-        experiment: whose model is trained; it has been started.
+        experiment: the experiment whose model is trained; it has been started.
         start: the first round, from 0.
         callbacks: all are called after each round.
-        history: of the rounds before `start`.
+        history: the history of the rounds before `start`.
 
     Returns:
         The metrics of the last round; None if there was none to run.

@@ -43,7 +43,7 @@ def run(config: Config, callbacks: Sequence[Callback] = (), resume: bool = False
     """Train as configured and return the directory with `config.yaml`, `metrics.jsonl` and `model.safetensors`.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         callbacks: act after each round, and are closed at the end.
         resume: continue the run that the directory holds, from its last checkpoint; with more rounds where the schedule
             leaves the earlier ones unchanged.

@@ -31,7 +31,7 @@ def aocs_probabilities(norms: Vector, budget: float, secure_sum: SecureSum, max_
     Args:
         norms: (n,) ‖w_i U_i‖, each known only to its client.
         budget: m, the expected number of uploads, in (0, n].
-        secure_sum: from one number per client to their total.
+        secure_sum: a function from one number per client to their total.
         max_iterations: j_max, the most rescalings.
 
     Returns:

@@ -69,14 +69,14 @@ class Participation:
     """The clients that upload in a round, and the weights of their updates.
 
     Attributes:
-        weights: by client that uploads, D_c k_c/p_c, where c was drawn k_c times.
-        total: divides the weights for parameters that all clients train; None stands for the sum of the weights, which
+        weights: the weights D_c k_c/p_c by client that uploads, where c was drawn k_c times.
+        total: the divisor of the weights of parameters that all clients train; None: the sum of the weights, which
             makes a plain average.
         rejected: clients whose report could not be used, and why.
-        metrics: to be recorded: `improvement_alpha` and `improvement_gamma` where clients report norms.
-        report_bytes: sent by all clients together before the server selects. The server's answer is not counted.
-        download_bytes: sent to all clients together in addition to their shards.
-        draws: how often each client was drawn, where it can be drawn more than once. A client that is drawn twice sends
+        metrics: numbers to be recorded: `improvement_alpha` and `improvement_gamma` where clients report norms.
+        report_bytes: the bytes that all clients together send before the server selects. Its answer is not counted.
+        download_bytes: the bytes that are sent to all clients together in addition to their shards.
+        draws: how many times each client was drawn, if that can be more than one. A client that is drawn twice sends
             twice in the simulated time of a round (Luo et al. 2024, Eqs. 4 and 22), but its bytes travel once.
     """
 
@@ -96,7 +96,7 @@ class Sampler:
     Subclasses override `invite` and `select`. Keyword-only parameters of a subclass's constructor are its options.
 
     Attributes:
-        name: in `SAMPLERS`.
+        name: the sampler's key in `SAMPLERS`.
         needs_norms: `select` needs the norm of every update. A client keeps its update until it is selected; only its
             norm is sent before.
         num_clients: N.

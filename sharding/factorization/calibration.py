@@ -23,9 +23,9 @@ def observe(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable
     A layer takes memory for the square of its outputs, or of its inputs where a linear layer has fewer, in float64.
 
     Args:
-        model: as before afterwards.
+        model: the model. It is unchanged afterwards.
         layers: parts of the model, by name.
-        batches: each is the model's input; or a pair (inputs, targets), of which the targets are ignored; or a dict of
+        batches: the model's inputs; or pairs (inputs, targets), of which the targets are ignored; or dicts of
             keyword arguments.
 
     Raises:

@@ -85,7 +85,7 @@ def export_lora(
     Args:
         model: the factorized model, trained.
         start: the factorized model before training, or the dense model that it was made from.
-        folder: where ``adapter_config.json`` and ``adapter_model.safetensors`` are written.
+        folder: the folder that ``adapter_config.json`` and ``adapter_model.safetensors`` are written to.
         modules_to_save: modules that the adapter stores whole, as in `peft.LoraConfig`; patterns as for `factorize`.
         batch: inputs of the model, to compare its outputs with those of PEFT's: a tensor, a tuple of arguments, or a
             dict of keyword arguments. Models are copied and run in evaluation mode for that.

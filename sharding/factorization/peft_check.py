@@ -28,8 +28,8 @@ def check_loaded(start: nn.Module, folder: Path, names: Collection[str]) -> None
 
     Args:
         start: the model that the adapter belongs to, dense or factorized.
-        folder: of the adapter.
-        names: of the adapter's layers.
+        folder: the adapter's folder.
+        names: the names of the adapter's layers.
 
     Raises:
         UserError: PEFT refuses the adapter, or leaves out some of its layers.
@@ -52,7 +52,7 @@ def check_outputs(model: nn.Module, start: nn.Module, folder: Path, batch: Batch
     Args:
         model: the factorized model.
         start: the model that the adapter belongs to, dense or factorized.
-        folder: of the adapter.
+        folder: the adapter's folder.
         batch: see `export_lora`.
 
     Raises:

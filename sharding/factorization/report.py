@@ -33,9 +33,9 @@ class LayerReport:
         kind: the dense layer's class.
         rank: N, of one group in a grouped convolution.
         num_terms: n.
-        parameters: of the weight, (before, after).
+        parameters: the number of parameters of the weight, (before, after).
         energy: Σλ² of the kept terms over ‖W‖²; NaN on the meta device.
-        residual_bytes: of the frozen residual, 0 without one.
+        residual_bytes: the bytes of the frozen residual, 0 without one.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class FactorizationReport:
         unfactorized: the reason for each layer that stays dense, by name.
         uncovered: numbers of parameters outside the replaced weights, by kind: the reason for a layer that stays dense,
             else module and parameter, and whether it is frozen.
-        parameters_before: of the whole model; shared ones count once.
+        parameters_before: the number of parameters of the whole model; shared ones count once.
         parameters_after: the same, afterwards.
     """
 

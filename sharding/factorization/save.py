@@ -83,10 +83,10 @@ def load_factorized(folder: str | Path, model: nn.Module, device: torch.device |
     """Load the factorized model from a folder that `save_factorized` wrote.
 
     Args:
-        folder: of the saved model.
+        folder: the folder of the saved model.
         model: the structure of the dense model: built in `with sharding.init_empty():`, on the `meta` device, or with
             values. It is not changed, and its weights are not copied.
-        device: of the loaded tensors.
+        device: the device of the loaded tensors.
 
     Raises:
         UserError: the folder holds no model or one of another format, or its names and shapes differ from those of

@@ -28,7 +28,7 @@ class SortedLayers:
     """Which layers are sharded, and why the others are not.
 
     Attributes:
-        shardable: to be sharded, by name, in order of registration.
+        shardable: layers that can be sharded, by name, in order of registration.
         skipped: layers that the caller or the model keeps dense, with the pattern that matched.
         unsupported: layers that cannot be sharded, with the reason; layers of one kind share one reason.
     """

@@ -43,7 +43,7 @@ class Budget:
     """Keep this many parameters, and spend them on the terms that hold most of ‖W‖² for their size.
 
     Attributes:
-        parameters: of the whole model, including all that stays dense.
+        parameters: the number of parameters of the whole model, including all that stays dense.
     """
 
     parameters: int
@@ -174,8 +174,8 @@ def allocate(
 
     Args:
         spectra: λ by layer, non-increasing.
-        costs: by layer.
-        budget: for all layers; enough for one term of each.
+        costs: the cost of a term, by layer.
+        budget: the budget for all layers; enough for one term of each.
     """
     terms: dict[str, int | str] = dict.fromkeys(spectra, 1)
     left = budget - sum(cost.term for cost in costs.values())

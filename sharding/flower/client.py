@@ -36,9 +36,9 @@ def query_message(message: Message, context: Context, keep_ratio: float | None =
     """Report this node's ``keep-ratio`` and ``partition-id``, as its configuration has them.
 
     Args:
-        message: of `SpectralSharding`.
-        context: of the app.
-        keep_ratio: of a node whose configuration has none, such as a node of a simulation.
+        message: a message of `SpectralSharding`.
+        context: the app's context.
+        keep_ratio: the keep ratio of a node whose configuration has none, such as a node of a simulation.
 
     Raises:
         UserError: there is no keep ratio in (0, 1].
@@ -68,12 +68,12 @@ def train_message(
             return {"num-examples": len(data), "train_loss": loss}
 
     Args:
-        message: of `SpectralSharding`. Its arrays are removed once they are read, to save memory.
-        context: of the app; its state keeps the frozen part of a pretrained model, which the server sends once.
-        structure: of the model, as for `sharding.client_model`, for example made in `init_empty()`; it is not changed.
+        message: a message of `SpectralSharding`. Its arrays are removed once they are read, to save memory.
+        context: the app's context; its state keeps the frozen part of a pretrained model, which the server sends once.
+        structure: the model's structure, as for `sharding.client_model`, as made in `init_empty()`; it is not changed.
         train: trains the client's small model in place, and returns metrics, among them ``num-examples``. It also takes
             the message's configuration, which has ``server-round`` and the shard's ``clip``, infinite for no clipping.
-        device: of the model.
+        device: the model's device.
 
     Raises:
         UserError: the message has no shard, the shard does not fit the structure, the frozen part is missing, or a
@@ -100,11 +100,11 @@ def evaluate_message(
     The shard has the largest terms of the server's model, as many as the node's keep ratio affords.
 
     Args:
-        message: as for `train_message`.
-        context: as for `train_message`.
-        structure: as for `train_message`.
+        message: the message, as for `train_message`.
+        context: the app's context, as for `train_message`.
+        structure: the model's structure, as for `train_message`.
         evaluate: takes the model in evaluation mode and the configuration, and returns metrics, as for `train_message`.
-        device: of the model.
+        device: the model's device.
 
     Raises:
         UserError: as `train_message`.

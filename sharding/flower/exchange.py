@@ -56,7 +56,7 @@ class Exchange:
     reply.
 
     Args:
-        nodes: what they were asked when they connected, they keep.
+        nodes: the connected nodes; what they were asked when they connected, they keep.
         timeout: seconds to wait for replies once all messages are sent; None for no limit.
     """
 
@@ -82,11 +82,11 @@ class Exchange:
 
         Args:
             kind: Flower's type of message.
-            nodes: in order.
+            nodes: the nodes, in order.
             round: Flower's group of messages.
             values: returns a node's configuration.
-            plan: of the nodes' shards, if they are sent one.
-            frozen: which they need for it.
+            plan: the plan of the nodes' shards, if they are sent one.
+            frozen: the frozen part that they need for it.
         """
 
         def records(node: Node) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Exchange:
         """Send all messages, and return an iterator that fetches the reply to each when it is asked for it.
 
         Args:
-            messages: made as they are sent.
+            messages: the messages, made as they are sent.
             timeout: seconds to wait for replies once all messages are sent; None for no limit.
         """
         sent = []

@@ -57,7 +57,7 @@ def pack(message: Shard | Update, values: Mapping[str, Any] | None = None) -> di
 
     Args:
         message: the shard or the update.
-        values: of the user, for the record `config`.
+        values: the user's values, for the record `config`.
     """
     config = dict(values or {})
     tensors, metadata = message.to_tensors()

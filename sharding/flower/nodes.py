@@ -32,7 +32,7 @@ class Node:
 
     Attributes:
         id: Flower's number.
-        client: in the plan.
+        client: the client's number in the plan.
         keep_ratio: r.
     """
 
@@ -45,8 +45,8 @@ class Nodes:
     """The nodes that have connected.
 
     Args:
-        grid: of the server's app.
-        keep_ratio: of all nodes, or a function of Flower's number of a node; by default each new node is asked for it.
+        grid: the grid of the server's app.
+        keep_ratio: r of all nodes, or a function of Flower's number of a node; by default each new node is asked.
         question: the content of the message that asks a new node.
     """
 

@@ -50,21 +50,21 @@ class SpectralSharding(Strategy):
     the metrics of nodes are not averaged.
 
     Args:
-        server: with the model, the planner and the optimizer.
+        server: the server, with the model, the planner and the optimizer.
         keep_ratio: r of all nodes, or a function of a node's number. By default nodes report it: their app needs
             `query_message`.
-        fraction_train: as in Flower's `FedAvg`, also the following; nodes are sampled by the planner's seed.
-        fraction_evaluate: of the nodes that evaluate the largest terms of the model; 0 for none.
-        min_train_nodes: at least so many train.
-        min_evaluate_nodes: at least so many evaluate.
-        min_available_nodes: wait until so many are connected.
+        fraction_train: the share of nodes as in Flower's `FedAvg`, also the following; the planner's seed draws them.
+        fraction_evaluate: the share of nodes that evaluate the largest terms of the model; 0 for none.
+        min_train_nodes: the least number of nodes that train.
+        min_evaluate_nodes: the least number of nodes that evaluate.
+        min_available_nodes: the number of connected nodes to wait for.
         weighted_by_key: the metric that is a node's weight.
-        train_metrics_aggr_fn: of the replies' records, without arrays, and the weight's key; by default each metric's
+        train_metrics_aggr_fn: takes replies' records, without arrays, and the weight's key; by default each metric's
             weighted mean.
-        evaluate_metrics_aggr_fn: likewise.
+        evaluate_metrics_aggr_fn: the same function for the replies of an evaluation.
 
     Attributes:
-        failures: by round from 1, why clients were left out of training or evaluation.
+        failures: the reasons why clients were left out of training or evaluation, by round from 1.
 
     Raises:
         UserError: `fraction_train` is outside (0, 1], or `fraction_evaluate` outside [0, 1]; or the server has privacy,
@@ -137,12 +137,12 @@ class SpectralSharding(Strategy):
         """Run the rounds, as `flwr.serverapp.strategy.Strategy.start`.
 
         Args:
-            grid: of the app.
+            grid: the app's grid.
             initial_arrays: the state of the server's model, if it is not the one that it has; not read after a round.
-            num_rounds: how many in all: where some are done, the others are run, with the numbers that follow.
+            num_rounds: the number of rounds in all: where some are done, the others are run, numbered on.
             timeout: seconds to wait for a round's replies once its shards are sent.
-            train_config: for the nodes' function.
-            evaluate_config: likewise.
+            train_config: the configuration for the nodes' training function.
+            evaluate_config: the configuration for the nodes' function of evaluation.
             evaluate_fn: takes the round's number, from 0 for the first model, and the state of `server.result`.
 
         Returns:

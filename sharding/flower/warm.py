@@ -73,7 +73,7 @@ def write_script(folder: Path, python: str, program: str | None) -> None:
     """Write the script that passes its arguments to the socket of a folder, or else to the program.
 
     Args:
-        folder: of the socket and the script.
+        folder: the folder of the socket and the script.
         python: the interpreter; its path may have spaces, which the first line of a script cannot have.
         program: Flower's.
     """

@@ -185,10 +185,10 @@ class FactorizedLayer(ComputesWeight):
         of its own or an embedding renormalizes, which `factorize` refuses. On the `meta` device it has no values.
 
         Args:
-            layer: dense.
+            layer: the dense layer.
             num_terms: n.
             residual_format: the format that keeps the other terms, frozen; None to drop them.
-            moment: of the layer's activations, if the terms are chosen by it; see `sharding.matrices.activations`.
+            moment: the layer's activations, if the terms are chosen by them; see `sharding.matrices.activations`.
 
         Raises:
             UserError: as the constructor.

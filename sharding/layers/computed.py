@@ -27,9 +27,9 @@ def computed(shape: Sequence[int], compute: Compute, *sources: Tensor) -> Tensor
     Tracers and compilers get the plain result. (They drop a product of which only the shape is read.)
 
     Args:
-        shape: of the result, which is contiguous and has the dtype and device of the first source.
+        shape: the shape of the result, which is contiguous and has the dtype and device of the first source.
         compute: a differentiable function.
-        sources: its arguments.
+        sources: the arguments of `compute`.
     """
     if _is_traced() or not all(type(source) in PLAIN or is_distributed(source) for source in sources):  # fake, …
         return _in_full_precision(compute, sources)

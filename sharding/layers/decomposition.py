@@ -21,11 +21,11 @@ class Form(NamedTuple):
     """The form of a layer's matrix.
 
     Attributes:
-        blocks: of the matrix; a grouped convolution has one for each group.
-        rows: of a block.
-        columns: of a block.
-        num_terms: that the layer has: N = min(rows, columns), or those of its factors.
-        dtype: of its numbers.
+        blocks: the number of blocks of the matrix; a grouped convolution has one for each group.
+        rows: the number of rows of a block.
+        columns: the number of columns of a block.
+        num_terms: the number of terms of the layer: N = min(rows, columns), or those of its factors.
+        dtype: the dtype of the matrix's numbers.
     """
 
     blocks: int

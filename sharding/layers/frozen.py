@@ -28,9 +28,9 @@ class StoredMatrix:
     Attributes:
         stored: the matrix, a row for each of its rows; or factors, a row for each term of each block, as
             `quantize_terms` stores them.
-        rows: of a block.
-        columns: of a block.
-        blocks: of the matrix.
+        rows: the number of rows of a block.
+        columns: the number of columns of a block.
+        blocks: the number of blocks of the matrix.
         by_terms: whether `stored` has factors.
     """
 

@@ -26,7 +26,7 @@ def register_layer(
 
     Args:
         dense_type: a layer with a parameter `weight`.
-        factorized_type: its factorized form.
+        factorized_type: the layer's factorized form.
         on_demand: whether such layers stay dense unless `also=` matches them.
 
     Raises:

@@ -32,10 +32,10 @@ def convolution_with_tail(
         filters: V of the trained terms, (n·groups, channels/groups, *kernel).
         matrix: UΩ of the trained terms, (rows, n).
         tail: the stored factors of the frozen terms, (m·groups, rows/groups) and (m·groups, columns).
-        stride: of the first convolution, as the rest.
-        padding: of it.
-        dilation: of it.
-        groups: of both.
+        stride: the stride of the first convolution, as the rest.
+        padding: the padding of the first convolution.
+        dilation: the dilation of the first convolution.
+        groups: the number of groups of both convolutions.
     """
     batched = x if x.dim() == filters.dim() else x.unsqueeze(0)
     geometry = (stride, padding, dilation, groups)

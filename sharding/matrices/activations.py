@@ -45,7 +45,7 @@ def weighted_terms(blocks: Tensor, num_terms: int, moment: Moment) -> tuple[Tens
     Args:
         blocks: W, shape (blocks, rows, columns).
         num_terms: n.
-        moment: of the layer's activations.
+        moment: the moment of the layer's activations.
 
     Returns:
         u' (blocks·rows, n) and v' (blocks·columns, n), the singular terms of L, in the dtype of `blocks`.

@@ -24,7 +24,7 @@ def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.
     """Return a copy of a model in which some objects are replaced.
 
     Args:
-        model: it is not changed; FSDP2 does not hold it.
+        model: the model. It is not changed; FSDP2 does not hold it.
         instead: the replacement of an object, by its `id`.
 
     Raises:
@@ -42,7 +42,7 @@ def meta_copy(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """Return a copy of a model with parameters on the `meta` device, in which any layer can be replaced.
 
     Args:
-        model: plain, or in DDP, `DataParallel` or `torch.compile`; it is not changed, and its weights are not copied.
+        model: a model, plain or in DDP, `DataParallel` or `torch.compile`; unchanged, and its weights are not copied.
         shared: buffers that are not copied either.
     """
     model = unwrap(model)
@@ -59,7 +59,7 @@ def load(model: nn.Module, values: Iterable[tuple[Tensor, Tensor]], copy: bool) 
     """Give parameters and buffers of a model values, in place; what is frozen stays frozen.
 
     Args:
-        model: plain or wrapped; a parameter or buffer of it on the `meta` device gets memory where its value is.
+        model: a model, plain or wrapped; its parameters and buffers on the `meta` device get memory where the value is.
         values: pairs of an entry of the model and its value, as real numbers, in any type.
         copy: False lets entries on the `meta` device be the values themselves where the type is the same.
     """
@@ -81,8 +81,8 @@ def fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
     """Replace parameters and buffers of a model, in place; what is frozen stays frozen.
 
     Args:
-        model: plain or wrapped.
-        values: by the `id` of the entry to replace.
+        model: a model, plain or wrapped.
+        values: the new values, by the `id` of the entry to replace.
     """
     made: dict[int, Tensor] = {}
     for module in model.modules():

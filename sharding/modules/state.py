@@ -19,7 +19,7 @@ def whole_state(model: nn.Module, sharded: Mapping[str, nn.Module]) -> tuple[dic
 
     Args:
         model: the server's.
-        sharded: its layers whose terms are sent, by name.
+        sharded: the layers whose terms are sent, by name.
 
     Returns:
         What each shard has, and the frozen parameters, which are sent once; in the memory of the model.

@@ -64,11 +64,11 @@ def train_shard(
         shard: the server's shard; it is not changed.
         batches: the batches of all epochs, in order. A batch is a pair (inputs, targets), or a dict of keyword
             arguments of a Hugging Face model that returns ``.loss``: ``{"input_ids": …, "labels": …}``.
-        lr: of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
-        frozen: that the shard needs, as for `client_model`.
+        lr: the learning rate of this round, for SGD with a momentum of 0.9, which starts at zero in each round.
+        frozen: the frozen part that the shard needs, as for `client_model`.
         make_optimizer: makes any other optimizer of the trainable parameters; give either `lr` or this.
         decay: the strength of the Frobenius decay.
-        decay_of: what decays.
+        decay_of: the kind of decay, as for `clip_and_decay`.
         loss: for pairs, a function of the outputs (or of their ``.logits``) and the targets that returns a scalar.
         checkpoint: whether the model's blocks are computed again in the backward pass, for less memory and the same
             update; see `checkpoint_blocks`.
@@ -105,9 +105,9 @@ def train_model(
     """Train a client's model in place, with one step a batch, and return the loss of each step, scalars on the device.
 
     Args:
-        model: with a shard's values.
-        batches: of all epochs, in order.
-        optimizer: of the parameters that train, with the hook of `clip_and_decay`.
+        model: a model with a shard's values.
+        batches: the batches of all epochs, in order.
+        optimizer: the optimizer of the parameters that train, with the hook of `clip_and_decay`.
         loss: a function of the model and a batch.
     """
     if not model.training:  # else parts in evaluation, such as frozen batch norms, stay so
@@ -154,11 +154,11 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, frozen: Froz
     Args:
         model: the structure of the dense model: built in `init_empty()`, on the `meta` device, or with values; or an
             earlier small model. It is not changed, and its weights are not copied.
-        shard: of any keep ratio, or the whole model (strategy ``dense``).
+        shard: a shard of any keep ratio, or the whole model (strategy ``dense``).
         copy: False lets the model use the shard's own tensors, which training then changes. This saves half the memory
             if the client no longer needs the shard. Use it for shards that came over the wire: those of a plan share
             their other tensors. A compressed shard is always copied, since an update is the change from it.
-        frozen: of the server's model, where the shard names one; the client received it once. The model uses its
+        frozen: the frozen part of the server's model, if the shard names one; it was received once. The model uses its
             tensors, on the shard's device.
 
     Raises:

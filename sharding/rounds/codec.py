@@ -32,7 +32,7 @@ class Terms:
     """The singular terms of one layer that one client holds.
 
     Attributes:
-        indices: which terms of the spectrum, ascending, shape (n,), int64.
+        indices: the numbers of the terms in the spectrum, ascending, shape (n,), int64.
         u: u' of these terms, shape (out, n).
         v: v' of these terms, shape (in, n).
         multipliers: ω of these terms, shape (n,).
@@ -55,12 +55,12 @@ class Message:
     `fixed`, `tail` and `clip` are arguments of a shard only, and `changes` of an update.
 
     Attributes:
-        terms: by layer name.
-        whole: what is sent whole, by state-dict key.
+        terms: the terms, by layer name.
+        whole: the tensors that are sent whole, by state-dict key.
         keep_ratio: r that the shard was cut for; 1 where nothing is left out.
-        plan_id: its plan, ``<round>-<digest>``; an update must belong to the shard's. Empty outside a plan.
-        compression: of its numbers in transport, one of `sharding.COMPRESSIONS`.
-        frozen_digest: of the `Frozen` that the client's model needs; empty where it needs none.
+        plan_id: the name of its plan, ``<round>-<digest>``; an update's is that of its shard. Empty outside a plan.
+        compression: the compression of its numbers in transport, one of `sharding.COMPRESSIONS`.
+        frozen_digest: the digest of the `Frozen` that the client's model needs; empty where it needs none.
     """
 
     what: ClassVar[str]  # the name of the kind in errors

@@ -25,8 +25,8 @@ class Failure:
     """Why a client's update is left out of a round.
 
     Attributes:
-        kind: for programs.
-        message: for people: one printable line, whatever the client sent.
+        kind: the kind of failure, for programs.
+        message: one printable line for people, whatever the client sent.
     """
 
     kind: Kind

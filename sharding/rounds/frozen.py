@@ -37,7 +37,7 @@ class Frozen:
 
     Attributes:
         residuals: R by layer name, in a format of `sharding.matrices.quantization`; never written to.
-        parameters: frozen ones that are not those of sharded layers, by name in the state dict; never written to.
+        parameters: frozen parameters that are not those of sharded layers, by name in the state dict; never written to.
     """
 
     residuals: Mapping[str, Tensor]

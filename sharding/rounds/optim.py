@@ -50,7 +50,7 @@ def clip_and_decay(
     another one (accelerate, Opacus), register it on the inner one.
 
     Args:
-        model: with factorized layers; other parameters keep their gradients.
+        model: a model with factorized layers; other parameters keep their gradients.
         clip: τ ≥ 1: the steps of u'ᵢ and v'ᵢ are multiplied by min(1, τ/ωᵢ); None for no clipping. The client of a
             shard takes `Shard.clip`.
         decay: δ, the strength of the decay δ Σ ‖UΩVᵀ‖²_F; 0 for none.
@@ -181,9 +181,9 @@ def decay_gradients(
     """Return u and v of each layer, each with the gradient of ‖UΩVᵀ‖²_F: 2·UΩ(VᵀV)Ω and 2·VΩ(UᵀU)Ω, of every block.
 
     Args:
-        batches: of layers with one number of terms and blocks; in a batch, of one shape.
+        batches: batches of layers with one number of terms and blocks; in a batch, of one shape.
         omega: ω of all layers in this order, shape (layers, n).
-        step: for the bounded decay, ηδ, or this times the clip factors (layers, n).
+        step: the step of the bounded decay, ηδ, or this times the clip factors (layers, n).
     """
     with torch.no_grad(), torch.autocast(omega.device.type, enabled=False):
         blocks, n = batches[0][0].num_blocks, omega.shape[1]

@@ -56,7 +56,7 @@ class ShardPlanner:
         skip: layers sent whole, as in `sharding.factorize`; by default the first and the last.
         also: layers to shard that are sent whole by default, such as embeddings; as in `sharding.factorize`.
         compression: a name in `sharding.COMPRESSIONS`: how numbers travel; see `sharding.transport.compression`.
-        tail_format: in which a weak client also holds the terms that only stronger clients of the round train, frozen:
+        tail_format: the format in which a weak client holds terms that only stronger clients of a round train, frozen:
             ``int4``, ``int8``, ``bfloat16`` or ``float32``; None leaves them out. It is for strategies whose terms are
             nested, such as ``top_n``; the others have no tail.
         clip: τ ≥ 1 of all shards, see `sharding.clip_and_decay`; None for no clipping. Shards of a strategy that does

@@ -71,13 +71,13 @@ class Server:
     An optimizer with momentum acts on the factors then, which keep their basis from round to round.
 
     Args:
-        model: dense or factorized; trained in place.
+        model: a dense or factorized model, which is trained in place.
         planner: draws the terms of each client. Which layers are sharded is decided here, once.
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
         max_share: the largest share of one client in the weight of the updates that count, whatever size it reports,
             in (0, 1]; 1 for no bound. The ⌊1/max_share⌋ heaviest updates of a round are kept in memory.
-        privacy: of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
+        privacy: the privacy of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
 
     Attributes:
         layers: the sharded layers of the model, by name.
@@ -138,7 +138,7 @@ class Server:
         """Run one round and return which clients were averaged in.
 
         Args:
-            round: its number, from 0; the draws depend on it and on the planner's seed.
+            round: the round's number, from 0; the draws depend on it and on the planner's seed.
             keep_ratios: r of each client that takes part.
             train: trains a client's shard and returns the update (`train_shard`); a `Failure`, or None, where the
                 client failed.
@@ -188,10 +188,10 @@ class Server:
         """Return an empty average that takes a round's updates one by one, with the server's `max_share`.
 
         Args:
-            plan: of this round.
+            plan: the plan of this round.
             num_samples: D_c, or D_c/p_c where clients were sampled; None for equal weights. An update of a client that
                 is not in it does not count.
-            total: of all samples that might have counted, where clients were sampled; see `Average`.
+            total: the number of all samples that might have counted, where clients were sampled; see `Average`.
 
         Raises:
             UserError: num_samples is given with privacy, or total is not a finite number above 0.

@@ -141,7 +141,7 @@ class Shard(Message):
         norms count from zero again. Parameters and buffers on the `meta` device get memory, on the shard's device.
 
         Args:
-            model: of the shard's names, shapes and numbers of terms.
+            model: a model with the shard's names, shapes and numbers of terms.
             copy: False lets entries on the `meta` device be the shard's own tensors, as for `client_model`.
 
         Raises:
@@ -213,8 +213,8 @@ class Update(Message):
     Its other attributes are those of `Message`, and the shard's.
 
     Attributes:
-        terms: by layer name; their indices and ω are those of the shard.
-        whole: what was trained whole, by state-dict key.
+        terms: the trained terms, by layer name; their indices and ω are those of the shard.
+        whole: the tensors that were trained whole, by state-dict key.
         changes: whether u, v and `whole` are changes from what was sent, as with a compression that rounds, or new
             values.
     """

@@ -47,7 +47,7 @@ class Allocation(NamedTuple):
     Attributes:
         inclusion: π, shape (N,), Σπ = n.
         multipliers: ω of a term if it is drawn, shape (N,).
-        weights: of successive sampling, shape (N,), if the strategy requires this draw; None to use any design that
+        weights: the weights of successive sampling, shape (N,), if the strategy needs it; None to use any design that
             has inclusion π.
     """
 

@@ -33,7 +33,7 @@ def round_columns(matrix: Tensor, compression: str) -> Tensor:
     """Return the nearest vectors on a compression's grid; one with a NaN or Inf is NaN with `int8`.
 
     Args:
-        matrix: shape (length, n), one vector per column; returned unchanged unless float32.
+        matrix: a matrix (length, n), one vector per column; returned unchanged unless float32.
         compression: one of `COMPRESSIONS`.
     """
     return matrix if compression == EXACT else _round_rows(matrix.mT, compression).mT
@@ -43,7 +43,7 @@ def round_outputs(tensor: Tensor, compression: str) -> Tensor:
     """Return the nearest weights on a compression's grid, those of each output together.
 
     Args:
-        tensor: shape (out, …); returned unchanged unless it is float32 and has two or more dimensions.
+        tensor: a tensor (out, …); returned unchanged unless it is float32 and has two or more dimensions.
         compression: one of `COMPRESSIONS`.
     """
     return (

@@ -21,7 +21,7 @@ class Callback:
         """Act on a finished round, and return True to end the run with it. An exception ends the run as failed.
 
         Args:
-            metrics: of the round.
+            metrics: the metrics of the round.
             plan: the shards that were sent; where a run trains several models, the plan of each, by name.
         """
 

@@ -65,9 +65,9 @@ class SaveCheckpoints(Callback):
     since the first: they are run again, with the same result.
 
     Args:
-        config: of the run.
-        model: is trained; several models are one module.
-        states: what a checkpoint has besides the model, as from `states_of`.
+        config: the configuration of the run.
+        model: the model that is trained; several models are one module.
+        states: the states that a checkpoint has besides the model, as from `states_of`.
     """
 
     def __init__(self, config: Config, model: nn.Module, states: Mapping[str, Stateful]) -> None:
@@ -103,10 +103,10 @@ class SaveBest(Callback):
     With `data.holdout` the test accuracy is that on the held-out samples.
 
     Args:
-        path: of the file.
-        model: is evaluated; several models are one module.
-        experiments: of each model.
-        history: of the run; it has completed a round's metrics before callbacks see them.
+        path: the path of the file.
+        model: the model that is evaluated; several models are one module.
+        experiments: the experiments of each model.
+        history: the history of the run; it has completed a round's metrics before callbacks see them.
     """
 
     def __init__(self, path: Path, model: nn.Module, experiments: Sequence[Experiment], history: History) -> None:

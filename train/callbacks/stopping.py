@@ -24,8 +24,8 @@ class LostRounds(Callback):
     """Ends a run after five rounds in a row without a usable update; warns at the end if it lost fewer rounds.
 
     Args:
-        rounds: of the run; a shorter run ends when all of its rounds were lost.
-        note: ends the warning.
+        rounds: the number of rounds of the run; a shorter run ends when all of its rounds were lost.
+        note: the end of the warning.
         earlier: metrics of the rounds that an earlier process finished. After five lost ones, one more ends the run.
 
     Attributes:

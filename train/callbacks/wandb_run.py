@@ -41,13 +41,13 @@ class WandbRun(Callback):
     With `data.holdout` the model is evaluated on held-out samples: their ``test_…`` is logged as ``val_…``.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         mode: ``online`` or ``offline``.
-        project: of W&B.
-        entity: of W&B; default: the user's own.
-        group: default: name, strategy and overridden settings, so that seeds share a group.
-        run_name: of the run in W&B; default: the name of its directory.
-        tags: besides the strategy, the dataset and the overridden settings.
+        project: the project of W&B.
+        entity: the entity of W&B; default: the user's own.
+        group: the group of the run; default: name, strategy and overridden settings, so that seeds share a group.
+        run_name: the name of the run in W&B; default: the name of its directory.
+        tags: tags besides the strategy, the dataset and the overridden settings.
         artifacts: whether to upload the run's files.
 
     Raises:

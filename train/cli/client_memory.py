@@ -24,12 +24,12 @@ class ClientMemory:
     """Bytes of a client's tensors while it trains.
 
     Attributes:
-        shard: as it was received.
+        shard: the shard as it was received.
         frozen: the residual and frozen parameters.
-        model: what the small model trains, and its buffers.
-        gradients: of what trains.
-        optimizer: its state.
-        activations: with intermediate results, at the peak.
+        model: the parameters that the small model trains, and its buffers.
+        gradients: the gradients of these parameters.
+        optimizer: the state of the optimizer.
+        activations: the activations with other intermediate results, at the peak.
     """
 
     shard: int
@@ -56,7 +56,7 @@ def client_memory(
     """Train a client of a keep ratio for two steps on samples of the test split, and count the bytes of its tensors.
 
     Args:
-        planner: of the run.
+        planner: the planner of the run.
         model: the server's.
         keep_ratio: r of the client.
         strongest: the largest r of all clients.

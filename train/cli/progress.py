@@ -27,8 +27,8 @@ class RunProgress:
     """The progress of a run.
 
     Attributes:
-        name: of the run.
-        rounds: in all.
+        name: the name of the run.
+        rounds: the number of rounds in all.
         done: number of finished rounds.
         seen: number of rounds whose metrics were seen.
         stopped: why the run ended before its last round, if it did.
@@ -80,9 +80,9 @@ class RoundProgress:
     """Shows each run's round, loss, last test accuracy, bytes, lost clients, and the time left.
 
     Args:
-        console: to draw on; a quiet one shows nothing.
-        configs: of the runs, in the order by which `show` counts them.
-        names: of the runs; their strategies if not given.
+        console: the console to draw on; a quiet one shows nothing.
+        configs: the configurations of the runs, in the order by which `show` counts them.
+        names: the names of the runs; their strategies if not given.
         now: the time in seconds.
     """
 

@@ -146,8 +146,8 @@ class Worker:
     """A process that runs one configuration. It shares nothing with the others: if it is killed, they continue.
 
     Attributes:
-        index: of its configuration.
-        slot: which of the parallel jobs it is.
+        index: the index of its configuration.
+        slot: the number of its place among the parallel jobs.
     """
 
     index: int

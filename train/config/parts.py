@@ -26,10 +26,10 @@ class Registry:
     """Where parts of one kind are registered.
 
     Attributes:
-        kind: for messages, e.g. ``sampler``.
-        key: of a configuration, which chooses one of them, e.g. ``clients.sampler``.
-        entries: by name: a function, a class or the dotted name of one, which is imported on demand.
-        num_arguments: how many leading arguments the program passes. All other parameters are options.
+        kind: the kind of part, for messages, e.g. ``sampler``.
+        key: the key of a configuration that chooses one of them, e.g. ``clients.sampler``.
+        entries: a function, a class or the dotted name of one, which is imported on demand, by name.
+        num_arguments: the number of leading arguments that the program passes. All other parameters are options.
     """
 
     kind: str
@@ -149,10 +149,10 @@ def check_options(
     """Return all options of a function: those given, in the types that its annotations or defaults name, and defaults.
 
     Args:
-        name: of the part, for messages.
-        function: whose parameters after the first `num_arguments` are its options.
-        options: those given.
-        num_arguments: how many arguments the program passes.
+        name: the name of the part, for messages.
+        function: the function whose parameters after the first `num_arguments` are its options.
+        options: the options that are given.
+        num_arguments: the number of arguments that the program passes.
 
     Raises:
         ValidationError: an unknown option, a value of another type, or an option without a default that is not given.

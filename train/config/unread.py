@@ -17,7 +17,7 @@ def refuse_unread(configs: Sequence[Config], overrides: Iterable[str]) -> None:
     """Refuse a key that was set and that none of these runs reads. A file may have such keys: several runs share it.
 
     Args:
-        configs: of the runs.
+        configs: the configurations of the runs.
         overrides: ``dotted.key=value``, or a grid's ``dotted.key=a,b``.
 
     Raises:

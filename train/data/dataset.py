@@ -71,9 +71,9 @@ class Dataset:
         natural: the training samples of each real-world client, where the data has such.
         coarse: (num_classes,) the superclass of each class, where the data has such.
         class_names: (num_classes,) where the classes have names.
-        client_names: of `natural`, where the clients have names.
+        client_names: the names of the clients of `natural`, where they have names.
         pad_token_id: id that fills up a row of token ids, if there is one; a model masks it.
-        remarks: how the samples differ from the official ones; shown with every result.
+        remarks: the ways in which the samples differ from the official ones; shown with every result.
     """
 
     name: str
@@ -236,10 +236,10 @@ def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None)
     No client has them. Natural clients keep at least one sample, their first.
 
     Args:
-        dataset: as it was loaded.
-        count: of samples, at least 1.
+        dataset: the dataset as it was loaded.
+        count: the number of samples, at least 1.
         seed: decides which.
-        option: what asked for that, for messages; by default `data.holdout`.
+        option: the option that asked for that, for messages; by default `data.holdout`.
 
     Raises:
         UserError: that would leave nothing to train on.

@@ -65,8 +65,8 @@ def load_files(
         size: height and width to which images are resized; by default they must have those of the first.
         shape: channels, height and width of all images; by default those of the files. A federation's server passes its
             own to the nodes.
-        separator: of the columns of csv files; by default a comma, and a tab in `.tsv` files.
-        encoding: of csv, json and text files.
+        separator: the separator of the columns of csv files; by default a comma, and a tab in `.tsv` files.
+        encoding: the encoding of csv, json and text files.
 
     Raises:
         UserError: an option, a file, a column or a value is missing or invalid.

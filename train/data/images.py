@@ -146,7 +146,7 @@ def decode(
         encoded: image files.
         shape: (channels, height, width) of the images.
         resize: stretch or shrink images of other sizes, bilinearly.
-        place: where an image, counted from 0, is from, for messages.
+        place: names the place that an image, counted from 0, is from, for messages.
 
     Raises:
         UserError: an image is damaged, or has another size.

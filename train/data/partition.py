@@ -26,7 +26,7 @@ def partition(scheme: str, dataset: Dataset, num_clients: int, rng: np.random.Ge
 
     Args:
         scheme: a key of `PARTITIONS`.
-        dataset: whose training samples are partitioned.
+        dataset: the dataset whose training samples are partitioned.
         num_clients: number of shares.
         rng: decides everything random.
         options: keyword arguments of the scheme's function.
@@ -100,7 +100,7 @@ def pachinko(
     On CIFAR-100, α = 1 and α′ = 10 leave a client about 7 effective classes so, and 43 with one parameter per class.
 
     Args:
-        dataset: with superclasses.
+        dataset: a dataset with superclasses.
         num_clients: number of shares.
         rng: source of randomness.
         alpha: α, of the distribution over superclasses.

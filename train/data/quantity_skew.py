@@ -37,13 +37,13 @@ def two_sizes(
     52.6 % of the data: Zhang et al. 2024 (multi-model federated learning), first experiment.
 
     Args:
-        dataset: with classes.
+        dataset: a dataset with classes.
         num_clients: number of shares.
         rng: source of randomness.
-        share: of the clients that are large, rounded to whole clients.
+        share: the share of the clients that are large, rounded to whole clients.
         large: (least, most) samples of a large client, all numbers between alike.
         small: (least, most) samples of a small client.
-        classes: of a client; 0 mixes all.
+        classes: the number of classes of a client; 0 mixes all.
 
     Raises:
         UserError: an invalid range or share, or too few samples.
@@ -85,11 +85,11 @@ def power_law_classes(
     The number of classes does not depend on the size. Luo et al. 2024 (arXiv 2404.13804), Setups 1 and 3.
 
     Args:
-        dataset: with classes.
+        dataset: a dataset with classes.
         num_clients: number of shares.
         rng: source of randomness.
         alpha: exponent of the sizes.
-        samples: of all clients together; 0: all that there are.
+        samples: the number of samples of all clients together; 0: all that there are.
         classes: (least, most) of a client, all numbers between alike.
 
     Raises:

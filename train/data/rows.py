@@ -36,7 +36,7 @@ class Table(NamedTuple):
     """The content of one file.
 
     Attributes:
-        names: of all columns.
+        names: the names of all columns.
         columns: the values of those that were asked for and are there.
         classes: the words that stand for the numbers in a column, in their order; `columns` has the words.
     """
@@ -51,9 +51,9 @@ class Rows:
     """The rows of one split.
 
     Attributes:
-        files: where they are from, each with its number of rows; or one folder.
+        files: the files that they are from, each with its number of rows; or one folder.
         columns: the values of the columns that were asked for.
-        classes: of a column, the words that the files' metadata define, in their order.
+        classes: the words that the files' metadata define for a column, in their order.
     """
 
     files: Sequence[tuple[Path, int]]
@@ -163,7 +163,7 @@ def find_files(option: str, patterns: str | Sequence[str], root: Path) -> list[P
     Args:
         option: the key that names them, for messages.
         patterns: paths or globs.
-        root: what they are relative to.
+        root: the folder that paths are relative to.
 
     Raises:
         UserError: none matches, or there is no pattern.
@@ -186,10 +186,10 @@ def read_rows(
 
     Args:
         option: the key that names them, for messages.
-        paths: from `find_files`.
+        paths: the files from `find_files`.
         columns: names of the columns that are read, by the key that names each.
-        separator: of the columns of a csv file; by default a comma, and a tab for `.tsv`.
-        encoding: of csv, json and text files.
+        separator: the separator of the columns of a csv file; by default a comma, and a tab for `.tsv`.
+        encoding: the encoding of csv, json and text files.
 
     Raises:
         UserError: the format is unknown, a file is empty or damaged, or lacks a column.

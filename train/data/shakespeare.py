@@ -30,8 +30,8 @@ def load_shakespeare(root: str | Path | None = None, *, length: int = LENGTH, sh
 
     Args:
         root: folder that holds them, or a folder `shakespeare` with them; by default `default_root()`.
-        length: of the inputs of a chunk.
-        share: of each client's chunks, the first of them and at least one.
+        length: the length of the inputs of a chunk.
+        share: the share of each client's chunks, the first of them and at least one.
 
     Returns:
         The clients in alphabetical order, each with its chunks in the order of the play; `natural` says whose

@@ -13,8 +13,8 @@ class Shares(Mapping[Client, Split]):
     """The samples of each client, views of common tensors.
 
     Args:
-        inputs: those of all clients, one client after the other.
-        targets: those of all clients, in the same order.
+        inputs: the inputs of all clients, one client after the other.
+        targets: the targets of all clients, in the same order.
         sizes: D_c of clients 0, 1, ….
     """
 

@@ -35,8 +35,8 @@ def load_synthetic(
             so changes no class.
         beta: β, how unlike their inputs are.
         clients: number of clients.
-        samples: of all clients together, those for testing included.
-        seed: of all draws.
+        samples: the number of samples of all clients together, those for testing included.
+        seed: the seed of all draws.
 
     Raises:
         UserError: an option is out of its range.

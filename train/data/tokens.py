@@ -21,8 +21,8 @@ class Tokenizer:
 
     Args:
         name: folder or hub id.
-        max_length: of a row of ids.
-        num_ids: that the model can read, if it is known.
+        max_length: the length of a row of ids, at most.
+        num_ids: the number of ids that the model can read, if it is known.
         pads_left: whether rows are padded on the left; by default, on the tokenizer's side.
 
     Raises:
@@ -70,7 +70,7 @@ class Tokenizer:
         `IGNORED` says to ignore.
 
         Args:
-            texts: of all clients.
+            texts: the texts of all clients.
             clients: the indices of each client's texts.
 
         Returns:

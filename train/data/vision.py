@@ -20,7 +20,7 @@ class Source:
 
     Attributes:
         folders: names its folder may have under the root; the first is the one we name and download into.
-        marker: what its official layout looks like, below that folder or the root itself.
+        marker: the file or folder that marks its official layout, below that folder or the root itself.
         label: label column in the parquet layout.
         num_classes: number of classes.
         shape: (channels, height, width).

@@ -88,7 +88,7 @@ class Capturing:
     """Whether the steps of a job are captured: until one cannot be, which is logged once.
 
     Args:
-        local: of the job.
+        local: the job's configuration of local training.
         available: whether the device has graphs.
     """
 
@@ -113,7 +113,7 @@ class Step:
 
     Args:
         function: takes the step, on tensors that stay where they are.
-        model: that it trains.
+        model: the model that it trains.
         capture: makes a graph of it.
         capturing: whether steps are captured.
     """

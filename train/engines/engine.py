@@ -26,7 +26,7 @@ class Reply:
 
     Attributes:
         update: None if the client failed.
-        loss: its mean training loss, a scalar on the device, or None.
+        loss: the client's mean training loss, a scalar on the device, or None.
         failure: why the client failed, or None.
     """
 
@@ -52,13 +52,13 @@ class Job:
 
     Attributes:
         model: the server's model, for its architecture only.
-        clients: each client's samples, on the device.
+        clients: the samples of each client, on the device.
         dataset: prepares and augments them.
         local: epochs, batch size and so on.
-        seed: of the run.
+        seed: the seed of the run.
         plugins: modules with custom parts, which new processes import.
         lr_scales: factors of some clients' learning rates.
-        frozen: what is frozen, which every client has.
+        frozen: the frozen part, which every client has.
         one_device: whether clients are trained on the data's device only, of several GPUs.
     """
 

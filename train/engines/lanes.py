@@ -43,7 +43,7 @@ class LanesEngine(Engine):
     """Trains as many clients at once as the GPU's memory allows; on a CPU one by one.
 
     Args:
-        job: to train.
+        job: the job to train.
         num_lanes: the most lanes; by default as many as there is memory for, and one on a CPU.
     """
 
@@ -124,11 +124,11 @@ class Lane:
     """Trains one client after the other, in the same memory.
 
     Args:
-        job: of the engine.
+        job: the job of the engine.
         capturing: whether steps are captured.
 
     Attributes:
-        reply: of the last client.
+        reply: the reply of the last client.
     """
 
     reply: Reply
@@ -254,7 +254,7 @@ def pad(shard: Shard, model: nn.Module, multiple: int) -> Shard:
     They change nothing: the gradient of u'ᵢ is a multiple of v'ᵢ and that of v'ᵢ one of u'ᵢ, so both stay zero.
 
     Args:
-        shard: of any client.
+        shard: the shard of any client.
         model: the server's, for the sizes of its layers.
         multiple: 1 for no padding.
     """

@@ -37,7 +37,7 @@ def train_locally(
         data: the client's samples.
         dataset: prepares and augments a raw batch.
         local: epochs, batch size, momentum, decay.
-        lr: of this round.
+        lr: the learning rate of this round.
         clip: τ, or None for no clipping.
         key: (seed, round, client); determines the order of the samples, flips and dropout.
     """

@@ -47,8 +47,8 @@ class ProcessesEngine(Engine):
     """Trains the clients in several processes, which end with the engine or with the parent process.
 
     Args:
-        job: to train.
-        num_workers: how many processes; by default one per GPU that may be used, or one per core without a GPU.
+        job: the job to train.
+        num_workers: the number of processes; by default one per GPU that may be used, or one per core without a GPU.
 
     Raises:
         UserError: the job has a part that cannot be sent to another process, e.g. a lambda; it cannot be written to the

@@ -32,7 +32,7 @@ class RayEngine(Engine):
     """Trains each client as a Ray task on one core, or on one GPU where the job is on a GPU.
 
     Args:
-        job: what there is to train.
+        job: the job to train.
 
     Raises:
         ImportError: Ray is not installed.

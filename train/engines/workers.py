@@ -35,9 +35,9 @@ def train_in_order(
     """Yield the replies of a plan's clients in its order, while workers train the next clients.
 
     Args:
-        plan: of the round.
-        device: where updates go.
-        ahead: how many clients may be under way at once, which bounds the memory of a large cohort.
+        plan: the plan of the round.
+        device: the device that updates are moved to.
+        ahead: the most clients that are under way at once, which bounds the memory of a large cohort.
         share: makes what all clients of the round read ready to be sent with each.
         send: has a worker train a client on its own terms and on what all share.
         wait: returns the worker's answer.

@@ -101,8 +101,8 @@ def build_experiment(
     """Build the parts that train one model.
 
     Args:
-        config: of the run.
-        dataset: without its training split, on the device.
+        config: the configuration of the run.
+        dataset: the dataset without its training split, on the device.
         clients: all that may take part.
         make_engine: creates the engine that trains them.
         sampler: chooses the clients of a round; by default the configured one, which knows what shards cost.
@@ -306,7 +306,7 @@ def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.
     """Build the server's model; its initial weights depend only on `data_seed` and on the configured weights.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         dataset: the model's inputs and classes.
         pretrained: False leaves out the configured weights, for a structure.
     """

@@ -22,12 +22,12 @@ class Experiment:
     """What trains one model.
 
     Attributes:
-        config: of this model; its name is that of the run, or of one of several models.
-        clients: all that may take part.
+        config: the configuration of this model; its name is that of the run, or of one of several models.
+        clients: the clients that may take part.
         server: holds the model, on the device.
         sampler: chooses the clients.
-        dense_nbytes: what dense FedAvg sends one client, one way.
-        job: what the engine trains.
+        dense_nbytes: the bytes that dense FedAvg sends one client, one way.
+        job: the job that the engine trains.
         make_engine: creates the engine.
         with_residual: the clients that have received what is frozen.
         engine: trains the cohorts, after `start`.

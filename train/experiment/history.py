@@ -17,7 +17,7 @@ class History:
     Args:
         config: sets the targets.
         rounds: metrics of the rounds that an earlier process finished.
-        account: of a run with privacy; by default one without a release.
+        account: the account of a run with privacy; by default one without a release.
 
     Attributes:
         improved: whether the last round has a better test accuracy than all before.
@@ -42,8 +42,8 @@ class History:
         """Return `bytes_total`, `best_accuracy`, `epsilon` and `stopped` of the next round.
 
         Args:
-            metrics: of the round.
-            release: of a round with privacy that has just run, see `Outcome.release`.
+            metrics: the metrics of the round.
+            release: the release of a round with privacy that has just run, see `Outcome.release`.
 
         Raises:
             RunError: as `Account.add`.

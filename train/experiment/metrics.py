@@ -35,38 +35,38 @@ class RoundMetrics:
 
     Attributes:
         round: t, from 0.
-        num_clients: invited; with privacy, expected.
-        num_aggregated: whose update was averaged in; None with privacy, as what follows.
-        num_failed: whose update could not be used.
+        num_clients: the number of invited clients; with privacy, expected.
+        num_aggregated: the number of clients whose update was averaged in; None with privacy, as what follows.
+        num_failed: the number of clients whose update could not be used.
         failed_by_kind: counts of failures by kind.
         failures: the reason by client.
-        new_clients: where something is frozen, the clients that received the residual in this round.
-        bytes_down: of all shards that were sent, and of the residual for `new_clients`; with privacy, expected.
-        bytes_up: of all updates and reports; with privacy, expected.
-        bytes_dense: what dense FedAvg sends one client, one way.
-        bytes_total: down and up, of this round and all before.
+        new_clients: the clients that received the residual in this round, where something is frozen.
+        bytes_down: the bytes of all shards that were sent, and of `new_clients`' residual; with privacy, expected.
+        bytes_up: the bytes of all updates and reports; with privacy, expected.
+        bytes_dense: the bytes that dense FedAvg sends one client, one way.
+        bytes_total: the bytes down and up, of this round and all before.
         lr: the clients' learning rate.
         train_loss: the clients' mean loss, weighted by their samples.
         anme: evenness of the inclusion probabilities, mean over layers.
-        discrepancy: of the clients' average, mean over layers.
-        discrepancy_client: of one client's model.
+        discrepancy: the discrepancy of the clients' average, mean over layers.
+        discrepancy_client: the discrepancy of one client's model.
         coverage: the share of all terms that some client held.
         alignment: cosine between the server's step and FedAvg's.
-        test_accuracy: with held-out samples, on these.
-        test_loss: likewise.
-        train_set_accuracy: on all clients' samples.
-        train_set_loss: likewise.
+        test_accuracy: the accuracy on the test set, or on held-out samples if there are any.
+        test_loss: the loss on the same samples.
+        train_set_accuracy: the accuracy on all clients' samples.
+        train_set_loss: the loss on all clients' samples.
         best_accuracy: the best test accuracy of this round and all before.
-        seconds: of the round on this machine.
-        seconds_plan: of planning.
-        seconds_train: of training, with the transport of updates.
-        seconds_aggregate: of the server's step.
-        seconds_evaluate: of evaluation.
-        simulated_seconds: of the round on the configured network.
+        seconds: the seconds of the round on this machine.
+        seconds_plan: the seconds of planning.
+        seconds_train: the seconds of training, with the transport of updates.
+        seconds_aggregate: the seconds of the server's step.
+        seconds_evaluate: the seconds of evaluation.
+        simulated_seconds: the seconds of the round on the configured network.
         epsilon: with privacy, ε at the configured δ of all rounds that the run may release.
         stopped: why the run ends early with this round.
         is_lost: whether clients failed and no update could be used. It is not written.
-        extra: what the sampler measures, and the metrics of each of several models.
+        extra: the sampler's measurements, and the metrics of each of several models.
     """
 
     round: int
@@ -137,7 +137,7 @@ def measure(
     """Return the metrics that follow from a round's plan and updates.
 
     Args:
-        experiment: whose model was trained.
+        experiment: the experiment whose model was trained.
         t: the round.
         plan: the shards as sent.
         selection: the clients that were to upload.

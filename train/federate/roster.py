@@ -34,8 +34,8 @@ class Timeouts:
     """How long the server waits, in seconds.
 
     Attributes:
-        start: for all clients to connect before the first round.
-        round: for the replies of a round, once its shards are sent, and for a node to send them to if there is none.
+        start: the wait for all clients to connect before the first round.
+        round: the wait for a round's replies, once its shards are sent, and for a node to send to if there is none.
 
     Raises:
         UserError: one of them is not finite and above 0.
@@ -61,14 +61,14 @@ class Roster(Nodes):
     """The nodes of a run, whose clients keep their first report and their first key.
 
     Args:
-        grid: of the server's app.
-        config: of the run, which new nodes are sent.
-        timeouts: of the waits for nodes.
-        reports: by client, of the run that is resumed.
-        keys: by client, the digest of its node's public key in the run that is resumed.
+        grid: the grid of the server's app.
+        config: the configuration of the run, which new nodes are sent.
+        timeouts: the timeouts of the waits for nodes.
+        reports: the reports of the run that is resumed, by client.
+        keys: the digest of each node's public key in the run that is resumed, by client.
 
     Attributes:
-        reports: by client, its first report, which holds for the whole run.
+        reports: the first report of each client, which holds for the whole run.
     """
 
     def __init__(

@@ -213,7 +213,7 @@ def mean_curve(rounds: pd.DataFrame, y: str, x: str = "rounds") -> pd.DataFrame:
     """Return the mean of several runs' curves at the rounds that all of them have.
 
     Args:
-        rounds: with the columns `run`, `rounds`, `x` and `y`; values that are not finite are no points, and runs
+        rounds: a frame with columns `run`, `rounds`, `x` and `y`; values that are not finite are no points, and runs
             without a point are left out.
         y: a metric.
         x: a cost so far.

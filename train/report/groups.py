@@ -31,8 +31,8 @@ class RunGroup:
         varied: the first keys in which the groups differ, shortened, and this one's values.
         settings: the configuration, flat, without keys that do not change the experiment.
         results: a row for each seed, as in `Runs`.
-        rounds: of all seeds, as in `Runs`.
-        style: of its line.
+        rounds: the rounds of all seeds, as in `Runs`.
+        style: the style of its line.
     """
 
     strategy: str

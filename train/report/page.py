@@ -43,9 +43,9 @@ def write_page(folders: Sequence[Path], into: Path, command: str, targets: Seque
     """Write `report.html` about all runs in these folders, and `report.csv` with a row for each run.
 
     Args:
-        folders: that hold runs, or are runs.
+        folders: the folders that hold runs, or are runs.
         into: the folder to write to.
-        command: to show on the page.
+        command: the command to show on the page.
         targets: test accuracies whose bytes are shown; by default `choose_targets` of each experiment.
 
     Returns:
@@ -90,7 +90,7 @@ class Chapter:
 
     Attributes:
         targets: target accuracies.
-        remarks: how the data differ from the official ones.
+        remarks: the ways in which the data differ from the official ones.
         notes: files that could not be read; filled while the section is built.
     """
 

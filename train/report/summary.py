@@ -36,10 +36,10 @@ def write_report(
     They cover all finished runs in the folder, including those of earlier commands.
 
     Args:
-        directories: of the finished runs.
+        directories: the directories of the finished runs.
         into: folder to write to.
-        title: of the table and the plot.
-        command: made the runs; the summary lists it after those of earlier reports.
+        title: the title of the table and the plot.
+        command: the command that made the runs; the summary lists it after those of earlier reports.
         failed: errors of the command's other runs, by directory, for the summary.
 
     Returns:

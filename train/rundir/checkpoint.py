@@ -56,8 +56,8 @@ class Checkpoint:
 
     Attributes:
         rounds: number of finished rounds.
-        state: of the model, by name; of the servers, as ``.server/<model>/<entry of Server.state_dict()>``; and of the
-            sampler, as ``.sampler/<entry>``, if it learns.
+        state: the tensors of the model, by name; of the servers, as ``.server/<model>/<entry of Server.state_dict()>``;
+            and of the sampler, as ``.sampler/<entry>``, if it learns.
     """
 
     rounds: int

@@ -37,10 +37,10 @@ def save_model(path: Path, model: nn.Module, rounds: int, experiments: Iterable[
     """Write the dense weights of a model under their own names, with what `read_model` needs to build it.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         model: evaluated model of a run; several models are one module.
         rounds: number of rounds that it was trained for.
-        experiments: of each model.
+        experiments: the experiments of each model.
 
     Raises:
         RunError: the disk is full or not writable.

@@ -38,11 +38,11 @@ class Provenance:
     """What a run was made with.
 
     Attributes:
-        engine: as configured.
-        threads: of each process that trains.
-        device: on which the run was started.
-        data: how its samples differ from the official ones, by model; of one model, under the run's name.
-        starts: when it was started and resumed: the first round, and versions, commit, processor.
+        engine: the engine as configured.
+        threads: the number of threads of each process that trains.
+        device: the device on which the run was started.
+        data: the ways in which its samples differ from the official ones, by model; of one model, by the run's name.
+        starts: a note of each start and resumption: the first round, and versions, commit, processor.
     """
 
     engine: str

@@ -47,7 +47,7 @@ class LayerStatistics:
         magnitudes: λ, (N,).
         inclusion: π, (N,).
         multipliers: ω, (N,).
-        draws: how many of the clients drew each term, (N,).
+        draws: the number of clients that drew each term, (N,).
     """
 
     keep_ratio: float

@@ -14,10 +14,10 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None, mode:
     """Write a file atomically; it is on disk when this function returns, and readers see the old one until then.
 
     Args:
-        path: of the file.
-        content: of the file.
+        path: the path of the file.
+        content: the content of the file.
         keep: new name of the old file, to keep it.
-        mode: of a new file, for those who may read it; the process's mask limits it.
+        mode: the mode of a new file, for those who may read it; the process's mask limits it.
 
     Raises:
         RunError: the disk is full or not writable; the old file is untouched.

@@ -16,7 +16,7 @@ class Stopped(KeyboardInterrupt):
     """A signal asked a run to stop, and the run stopped after a round.
 
     Attributes:
-        signal: its number.
+        signal: the signal's number.
     """
 
     def __init__(self, number: int) -> None:
@@ -28,7 +28,7 @@ class StopRequest:
     """Whether to stop after the current round.
 
     Attributes:
-        signal: that asked to stop, or None.
+        signal: the signal that asked to stop, or None.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class MultiModel:
     """Several models, for whose clients the sampler chooses a model.
 
     Attributes:
-        parts: what trains each model, by name.
+        parts: the experiments that train the models, by name.
     """
 
     config: Config
@@ -156,10 +156,10 @@ def run_multi_model(
     """Run the rounds of several models from `start`, as `train.rounds.run_rounds` runs those of one.
 
     Args:
-        models: are trained; their experiments have been started.
+        models: the models that are trained; their experiments have been started.
         start: the first round, from 0.
         callbacks: all are called after each round, with the plans by model.
-        history: of the rounds before `start`.
+        history: the history of the rounds before `start`.
 
     Returns:
         The metrics of the last round; None if there was none to run.

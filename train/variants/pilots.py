@@ -48,7 +48,7 @@ class Calibration:
     Attributes:
         beta_over_alpha: the mean of `estimates`; 0 if all contradict the bound.
         gradient_norms: (N,) G; a client that no uniform pilot drew has the mean of the others.
-        rounds: by kind of pilot, the rounds of the mean loss to each level; None if it was not reached.
+        rounds: the rounds of the mean loss to each level, by kind of pilot; None if it was not reached.
         estimates: β/α by level; None if one kind did not reach the level, or the two contradict the bound.
     """
 
@@ -177,8 +177,8 @@ def fit(
 
     Args:
         shares: (N,) p, summing to 1.
-        largest: by uniform pilot, the largest norms, (N,), NaN for clients that it did not draw.
-        curves: by kind, the training losses of each pilot after each round.
+        largest: the largest norms, by uniform pilot, (N,), NaN for clients that it did not draw.
+        curves: the training losses of each pilot after each round, by kind.
         levels: losses at which the two kinds are compared.
         cohort_size: K.
     """

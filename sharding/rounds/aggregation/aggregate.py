@@ -55,7 +55,7 @@ class Outcome:
         accepted: the clients that were averaged in, in the order of the plan.
         rejected: the clients that were left out, and the reason.
         received: the clients whose update fits the plan, counted or not, in the order of arrival.
-        release: with privacy, names the sums and the noise that were released. Where a round is run again, another name
+        release: with privacy, the name of the sums and noise that were released. Where a round is run again, another
             is another release, which counts as one more round in `sharding.Gaussian.epsilon`. Empty without privacy.
     """
 
@@ -101,8 +101,8 @@ class Average:
         server, say; then the order of arrival, and with it the last bits of the sum, is theirs.
 
         Args:
-            client: of the plan; others are noted and left out.
-            update: what the client sent back, or the reason why there is none; None where nothing came back.
+            client: a client of the plan; others are noted and left out.
+            update: the update that the client sent back, or the reason why there is none; None where nothing came back.
             weight: D_c, where the average was made without weights; else not read.
         """
         with self._lock:

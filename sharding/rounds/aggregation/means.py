@@ -13,7 +13,7 @@ class RunningMean:
     """Sums in float64, so that memory does not grow with the cohort. Updates must be on the device of the spectra.
 
     Attributes:
-        weight: of all updates so far.
+        weight: the weight of all updates so far.
     """
 
     def __init__(self, spectra: Mapping[str, Spectrum]) -> None:

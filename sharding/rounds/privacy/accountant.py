@@ -55,9 +55,9 @@ def epsilon(
 
     Args:
         noise_multiplier: z; the noise in the sum of clipped changes has the standard deviation z times their bound.
-        num_clients: of the population.
+        num_clients: the number of clients in the population.
         per_round: clients of a round: their expected number, or with ``fixed`` their number.
-        rounds: that were released.
+        rounds: the number of rounds that were released.
         delta: δ, in (0, 1).
         sampling: ``poisson``, each client by its own coin, where neighbors differ in one client that is added or
             removed; or ``fixed``, every set of this size equally likely, where they differ in the data of one client. A

@@ -43,7 +43,7 @@ class PrivateAverage(Average):
         parameters: the model's, by name; buffers that are sent whole are not averaged.
 
     Attributes:
-        sums: of the clipped changes so far, in units of `unit`, int64, by ``<layer>.<part>`` and by the names of what
+        sums: the sums of the clipped changes so far, in units of `unit`, int64, by ``<layer>.<part>`` and names of what
             is sent whole. They are secret.
         unit: B N/2⁶², with N clients that may take part, so that no sum overflows.
     """

@@ -33,10 +33,10 @@ class Gaussian:
         noise_multiplier: z; each coordinate of a sum gets noise of standard deviation z·B. With 0 there is no privacy.
         keep_ratios: r of every client that may take part, not only of a round's.
         per_round: the expected number of clients of a round, which divides the sums.
-        sampling: how a round's clients are drawn, which this trusts you to do: ``poisson``, each by its own coin of
+        sampling: the way a round's clients are drawn, which this trusts you to do: ``poisson``, each by its own coin of
             chance per_round/N (`sharding.client_sampling.PoissonSampler`); or ``fixed``, every set of per_round clients
             equally likely. The draw must be secret, too.
-        seed: of the noise: whoever knows it can take the noise away. By default random bits of the system.
+        seed: the seed of the noise: whoever knows it can take the noise away. By default random bits of the system.
 
     Raises:
         UserError: a number out of range.

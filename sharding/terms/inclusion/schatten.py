@@ -24,7 +24,7 @@ def schatten_inclusion(magnitudes: ArrayLike, num_terms: int, p: float = 4) -> N
     Args:
         magnitudes: (N,) λ ≥ 0, in any order.
         num_terms: n, from 1 to N.
-        p: from 2 to 8.
+        p: the exponent of the norm, from 2 to 8.
 
     Returns:
         (N,) inclusion in the order of `magnitudes`.

@@ -42,7 +42,7 @@ def cells_of(
         table: the table or figure.
         scale: ``small``, ``medium`` or ``paper``.
         into: the folder that holds `cells/`.
-        seeds: instead of the scale's own.
+        seeds: seeds instead of the scale's own.
         overrides: ``dotted.key=value`` for every run.
 
     Raises:

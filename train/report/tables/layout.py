@@ -28,7 +28,7 @@ class PublishedExperiment:
     """A published experiment, `configs/<name>.yaml`.
 
     Attributes:
-        title: for people.
+        title: the title for people.
         stand_ins: overrides by scale; other scales run the experiment itself.
     """
 
@@ -41,8 +41,8 @@ class Variant:
     """A change of an experiment.
 
     Attributes:
-        label: for people.
-        overrides: of the configuration.
+        label: the label for people.
+        overrides: the overrides of the configuration.
         times: factor of the rounds, at any scale.
     """
 

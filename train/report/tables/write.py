@@ -25,10 +25,10 @@ class TableReport:
     """The content and the place of a table or figure.
 
     Attributes:
-        number: of the table, ``1`` or ``longer``, or the figure, ``figure3``.
+        number: the number of the table, ``1`` or ``longer``, or the figure, ``figure3``.
         table: the table or figure.
-        cells: its runs.
-        scale: of the runs.
+        cells: the runs of the table or figure.
+        scale: the scale of the runs.
         command: makes it, and is printed beside the numbers.
         into: the folder to write to.
     """
