@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from train.report.frame import mean_curve
+from train.report.frame import find_runs, mean_curve
 from train.report.text import mean_and_spread
 
 RESULTS = Path(__file__).parents[2] / "results"
-RUNS = {  # study, method in its curves.csv: label, its right end, color
-    ("options", "low_rank, nesterov, lr 0.02"): ("sharding,\nour options", (1.5, 48.7), "#0072b2"),
-    ("beyond", "narrow, equal bytes, nesterov"): ("narrow network,\nNesterov server", (3.4, 64), "#009e73"),
-    ("beyond", "collective"): ("sharding,\npublished algorithm", (45, 23), "#d55e00"),
-    ("beyond", "dense, nesterov, average"): ("dense FedAvg,\nour options", (55, 41), "0.2"),
+RUNS = {  # study, method in it: label, its right end, color
+    ("narrow_tenth", "r = 0.1 for all, lr 0.02"): ("sharding,\nour options", (1.75, 50), "#0072b2"),
+    ("narrow_tenth", "narrow, equal bytes, lr 0.03"): ("narrow network,\nour options", (14, 60), "#009e73"),
+    ("shortcuts/timm_whole", "collective"): ("sharding,\npublished algorithm", (50, 24), "#d55e00"),
+    ("beyond", "dense, nesterov, average"): ("dense FedAvg,\nour options", (55, 39), "0.2"),
 }
 Curve = tuple[np.ndarray, np.ndarray, str]  # gigabytes moved so far, accuracy in %, the last one with its deviation
 
@@ -49,11 +49,17 @@ def main() -> None:
 
 def curve_of(study: str, name: str) -> Curve:
     """Return the mean over the seeds of a study's method, and the last accuracy with its standard deviation."""
-    curves = pd.read_csv(RESULTS / study / "curves.csv")
-    curves = curves[curves.run.str.rpartition("-")[0] == name]
-    mean = mean_curve(curves.assign(bytes_total=curves.bytes_up + curves.bytes_down), "test_accuracy", "bytes_total")
+    file = RESULTS / study / "curves.csv"  # or the folders of the runs
+    curves = pd.read_csv(file) if file.exists() else find_runs((RESULTS / study).glob(f"{name}-*"))[0].rounds
+    curves = curves[curves.run.str.rpartition("/")[2].str.rpartition("-")[0] == name]
+    mean = mean_curve(curves.assign(bytes_total=bytes_of(curves)), "test_accuracy", "bytes_total")
     last = mean_and_spread(100 * curves.groupby("run").test_accuracy.last())
     return mean.x.to_numpy() / 1e9, 100 * mean["mean"].to_numpy(), last
+
+
+def bytes_of(curves: pd.DataFrame) -> pd.Series:
+    """Return the bytes so far, which a study's table has by their direction."""
+    return curves.bytes_total if "bytes_total" in curves else curves.bytes_up + curves.bytes_down
 
 
 if __name__ == "__main__":

