@@ -42,7 +42,7 @@ class Spectrum:
 
     Attributes:
         magnitudes: λ of all terms, shape (N,), float64.
-        indices: the numbers of the terms that u and v hold, ascending, shape (m,), int64.
+        indices: which terms u and v hold, ascending, shape (m,), int64.
         u: u' = √λ·u of these terms, shape (out, m), in the matrix's dtype.
         v: v' = √λ·v of these terms, shape (in, m), in the matrix's dtype.
         blocks: the number of blocks that u and v are stacked of.
@@ -98,7 +98,7 @@ class Decomposition:
         sides zero its gradients would be zero for ever).
 
         Args:
-            indices: the numbers of the terms, ascending, shape (n,); all terms by default.
+            indices: ascending, shape (n,); all terms by default.
         """
         device = self.magnitudes.device
         indices = torch.arange(len(self.magnitudes), device=device) if indices is None else indices.to(device)
@@ -132,7 +132,7 @@ def largest_terms(matrix: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
     """Return u' and v' of the largest terms of a matrix, or of every block, stacked, in the matrix's dtype.
 
     Args:
-        matrix: the matrix or matrices, shape (out, in) or (blocks, out, in).
+        matrix: shape (out, in) or (blocks, out, in).
         num_terms: n, of each block.
 
     Returns:
@@ -165,9 +165,9 @@ def map_threads(
     torch's.
 
     Args:
-        function: a function of an item.
-        items: the items, in order.
-        devices: the devices that the function computes on.
+        function: of an item.
+        items: in order.
+        devices: that the function computes on.
     """
     threads = torch.get_num_threads()
     if threads == 1 or any(device.type != "cpu" for device in devices):
@@ -202,7 +202,7 @@ def check_matrices(matrices: Iterable[tuple[str, Tensor]]) -> None:
     """Check that matrices have singular terms to share.
 
     Args:
-        matrices: matrices, each with the name of its layer, or none; read one after the other.
+        matrices: each with the name of its layer, or none; read one after the other.
 
     Raises:
         UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
@@ -248,7 +248,7 @@ def _sides(
 
     Args:
         flat: the matrices, shape (B, N, M).
-        indices: the numbers of the terms, shape (n,).
+        indices: of the terms, shape (n,).
         magnitudes: λ, shape (B, N).
         left: the short side's vectors, one per row, shape (B, N, N).
         right: the long side's vectors, one per row, shape (B, N, M); where None, they are Wᵀu/λ, in W's own precision.

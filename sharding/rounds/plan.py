@@ -26,7 +26,7 @@ class Draw:
     Attributes:
         context: the spectrum and budget it was drawn for.
         allocation: π and ω.
-        indices: the numbers of the terms, shape (C, n), each row ascending.
+        indices: shape (C, n), each row ascending.
         multipliers: ω of the drawn terms, shape (C, n).
     """
 
@@ -48,13 +48,13 @@ class Plan(Collection[Client]):
 
     Attributes:
         id: ``<round>-<digest>``; an update names the plan that it belongs to.
-        spectra: the spectra of the sharded layers, by name, with the terms that some client of the round holds or,
-            with privacy, that some client could hold.
-        draws: the draws, by (keep ratio, layer).
+        spectra: of the sharded layers, by name, with the terms that some client of the round holds; with privacy, those
+            that some client could hold.
+        draws: by (keep ratio, layer).
         groups: the clients of each keep ratio, in the order of the rows of the draws.
-        shapes: the shapes of the sharded layers' weights, by layer.
-        tails: the stored terms that only stronger clients train, by keep ratio and layer; empty where there are none.
-        whole: the tensors that are sent whole, as the server has them, before any rounding for the wire.
+        shapes: of the sharded layers' weights, by layer.
+        tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
+        whole: what is sent whole, as the server has it, before any rounding for the wire.
         fixed: the names of layers and of what is sent whole that nobody trains.
     """
 
@@ -162,7 +162,7 @@ class Plan(Collection[Client]):
         """Return an update as new values: where it holds changes, from what the server has, not from what it sent.
 
         Args:
-            update: an update of a shard of this plan, without a fault, on the spectra's device; its indices say which.
+            update: of a shard of this plan, without a fault, on the spectra's device; its indices say which terms.
         """
         if not update.changes:
             return update

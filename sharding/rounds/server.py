@@ -71,12 +71,12 @@ class Server:
     An optimizer with momentum acts on the factors then, which keep their basis from round to round.
 
     Args:
-        model: a dense or factorized model, which is trained in place.
+        model: dense or factorized; trained in place.
         planner: draws the terms of each client. Which layers are sharded is decided here, once.
         optimizer: takes the server's step; of the model's parameters. `torch.optim.SGD(lr=1)`, FedAvg, by default.
         averaged: the average of the rounds' models (`iterate_average`), if the average is evaluated.
-        guards: guards against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
-        privacy: the privacy of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
+        guards: against updates that are finite but wrong: `NormBound(5)`, `MaxShare(0.5)`.
+        privacy: of each client, by `sharding.Gaussian`: rounds then release noisy sums, with equal weights.
 
     Attributes:
         layers: the sharded layers of the model, by name.
@@ -137,7 +137,7 @@ class Server:
         """Run one round and return which clients were averaged in.
 
         Args:
-            round: the round's number, from 0; the draws depend on it and on the planner's seed.
+            round: its number, from 0; the draws depend on it and on the planner's seed.
             keep_ratios: r of each client that takes part.
             train: trains a client's shard and returns the update (`train_shard`); a `Failure`, or None, where the
                 client failed.
@@ -187,10 +187,10 @@ class Server:
         """Return an empty average that takes a round's updates one by one, with the server's guards.
 
         Args:
-            plan: the plan of this round.
+            plan: of this round.
             num_samples: D_c, or D_c/p_c where clients were sampled; None for equal weights. An update of a client that
                 is not in it does not count.
-            total: the number of all samples that might have counted, where clients were sampled; see `Average`.
+            total: of all samples that might have counted, where clients were sampled; see `Average`.
 
         Raises:
             UserError: num_samples is given with privacy, or total is not a finite number above 0.

@@ -52,7 +52,7 @@ class Clients:
     """The clients of a run, and what trains them.
 
     Attributes:
-        dataset: the dataset without its training split, on the device.
+        dataset: without its training split, on the device.
         shares: the clients' samples; empty where they are on other machines.
         keep_ratios: r of every client.
         num_samples: D_c of every client.
@@ -110,7 +110,7 @@ def build_experiment(config: Config, clients: Clients, sampler: Sampler | None =
     """Build the parts that train one model.
 
     Args:
-        config: the configuration of the run.
+        config: of the run.
         clients: all that may take part.
         sampler: chooses the clients of a round; by default the configured one, which knows what shards cost.
     """
@@ -318,7 +318,7 @@ def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.
     """Build the server's model; its initial weights depend only on `data_seed` and on the configured weights.
 
     Args:
-        config: the configuration of the run.
+        config: of the run.
         dataset: the model's inputs and classes.
         pretrained: False leaves out the configured weights, for a structure.
     """

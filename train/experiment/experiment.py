@@ -21,18 +21,18 @@ class Experiment:
     """What trains one model.
 
     Attributes:
-        config: the configuration of this model; its name is that of the run, or of one of several models.
+        config: of this model; its name is that of the run, or of one of several models.
         training: the samples of all clients.
         server: holds the model, on the device.
         sampler: chooses the clients.
         keep_ratios: r of every client.
         num_samples: D_c of every client.
-        dense_nbytes: the bytes that dense FedAvg sends one client, one way.
-        residual_nbytes: the bytes that each client receives once, 0 if nothing is frozen.
-        job: the job that the engine trains.
+        dense_nbytes: what dense FedAvg sends one client, one way.
+        residual_nbytes: what each client receives once, 0 if nothing is frozen.
+        job: what the engine trains.
         make_engine: creates the engine.
         with_residual: the clients that have received what is frozen.
-        node_keys: the digests of the public keys of the clients' nodes, in a federation.
+        node_keys: in a federation, a digest of the public key of each client's node.
         engine: trains the cohorts, after `start`.
     """
 

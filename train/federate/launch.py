@@ -51,8 +51,8 @@ class Deployment:
     """The place of a federation on this machine.
 
     Attributes:
-        folder: the folder of its files.
-        port: the port of the SuperLink.
+        folder: of its files.
+        port: of the SuperLink.
     """
 
     folder: Path
@@ -85,8 +85,8 @@ def federate(
     """Train as configured, with a separate node on this machine for each client.
 
     Args:
-        config: the configuration of the run, from `configure`.
-        settings: the settings, from `configure`.
+        config: of the run, from `configure`.
+        settings: likewise.
         progress: takes each round's metrics.
         resume: resume the run that the directory holds.
 
