@@ -188,7 +188,7 @@ class FactorizedLayer(ComputesWeight):
             layer: the dense layer.
             num_terms: n.
             residual_format: the format that keeps the other terms, frozen; None to drop them.
-            moment: the layer's activations, if the terms are chosen by them; see `sharding.matrices.activations`.
+            moment: the moment of the layer's activations, if it chooses the terms; see `sharding.matrices.activations`.
 
         Raises:
             UserError: as the constructor.

@@ -55,7 +55,7 @@ class Outcome:
         accepted: the clients that were averaged in, in the order of the plan.
         rejected: the clients that were left out, and the reason.
         received: the clients whose update fits the plan, counted or not, in the order of arrival.
-        release: with privacy, the name of the sums and noise that were released. Where a round is run again, another
+        release: with privacy, the name of the released sums and noise. Where a round is run again, another name
             is another release, which counts as one more round in `sharding.Gaussian.epsilon`. Empty without privacy.
     """
 
