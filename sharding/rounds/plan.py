@@ -52,7 +52,7 @@ class Plan(Collection[Client]):
             with privacy, that some client could hold.
         draws: the draws, by (keep ratio, layer).
         groups: the clients of each keep ratio, in the order of the rows of the draws.
-        shapes: the shapes of the sharded layers' weights, by layer.
+        shapes: the shapes of the sharded layers' weights or factors, by name.
         tails: the stored terms that only stronger clients train, by keep ratio and layer; empty where there are none.
         whole: the tensors that are sent whole, as the server has them, before any rounding for the wire.
         fixed: the names of layers and of what is sent whole that nobody trains.
