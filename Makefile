@@ -30,18 +30,20 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(TRAIN): pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("this needs Python 3.11 or newer, and python3 is %d.%d; choose another with make PYTHON=python3.12 quickstart" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing torch and the training program into $(VENV). On Linux torch includes CUDA: 3 GB to download, 6 GB on disk."
 	@echo "To avoid CUDA, stop here (Ctrl-C) and install the CPU build of torch first: see docs/guides/hardware.md."
 	$(PYTHON) -m venv $(VENV)
+
+$(TRAIN): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[train]'
 	@touch $@
 
-$(DEV): $(TRAIN) pyproject.toml
+$(DEV): pyproject.toml | $(BIN)/python
 	@echo "Installing what tests and documentation need into $(VENV), such as transformers, ONNX and Sphinx: 1.1 GB on disk."
 	$(BIN)/python -m pip install --quiet --editable '.[train,wandb,dev]'
-	@touch $@
+	@touch $(TRAIN) $@
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

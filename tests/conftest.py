@@ -37,15 +37,21 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of Flower, which are two folders."""
+    if item.path.parent.name in ("flower", "federate"):
+        item.add_marker("flower")
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one share of the tests if there is a variable SHARE: with ``2/8`` every eighth test, from the third on."""
+    """Keep one share of the long tests if there is a variable SHARE: with ``2/8`` every eighth, from the third on."""
     if share := os.environ.get("SHARE"):
         index, count = map(int, share.split("/"))
-        kept = items[index::count]
-        del items[index::count]
-        config.hook.pytest_deselected(items=[*items])
-        items[:] = kept
+        long = [item for item in items if {"slow", "federation"} & {mark.name for mark in item.iter_markers()}]
+        left = {*long} - {*long[index::count]}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session")

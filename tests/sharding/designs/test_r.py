@@ -12,6 +12,8 @@ from tests import reference
 if "REQUIRE_R" not in os.environ:
     pytest.importorskip("rpy2", reason="needs the extra `r`")
 
+pytestmark = [pytest.mark.r, pytest.mark.usefixtures("oracle")]
+
 R_DESIGNS = ["r_cps", "r_brewer", "r_minimum_support"]
 PI = np.array([0.15, 0.3, 0.4, 0.5, 0.75, 0.9])
 
@@ -28,8 +30,6 @@ def oracle():
         pytest.skip(str(error))
 
 
-@pytest.mark.r
-@pytest.mark.usefixtures("oracle")
 def test_r_require_leaves_ld_library_path_unchanged():
     load = "import os; from sharding.terms.designs import r; r.require('sampling')"
     code = f"{load}; print(os.environ.get('LD_LIBRARY_PATH'))"
@@ -38,8 +38,6 @@ def test_r_require_leaves_ld_library_path_unchanged():
     assert done.stdout.strip() == "None"
 
 
-@pytest.mark.r
-@pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize(("size", "n"), [(6, 3), (20, 5), (32, 4)])
 def test_successive_inclusion_equals_biasedurn_wallenius_means(size, n):
     weights = np.arange(1, size + 1.0) ** -2
@@ -47,8 +45,6 @@ def test_successive_inclusion_equals_biasedurn_wallenius_means(size, n):
     np.testing.assert_allclose(successive_inclusion(weights, n), expected, rtol=0, atol=5e-8)
 
 
-@pytest.mark.r
-@pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize("design", R_DESIGNS)
 @pytest.mark.parametrize(
     "pi", [PI, np.array([0.3, 0.7, 1.0, 0.0]), np.array([0.2, 0.3, 0.5]), np.full(10, 0.9)], ids=len
@@ -61,8 +57,6 @@ def test_r_designs_with_the_same_generator_seed_draw_equal_samples(design, pi):
     assert not np.array_equal(first, draw_terms(pi, design, rng=np.random.default_rng(2), size=30))
 
 
-@pytest.mark.r
-@pytest.mark.usefixtures("oracle")
 @pytest.mark.parametrize("design", R_DESIGNS)
 def test_r_designs_have_the_inclusion_frequencies(design):
     drawn = draw_terms(PI, design, rng=np.random.default_rng(0), size=4000)
@@ -70,8 +64,6 @@ def test_r_designs_have_the_inclusion_frequencies(design):
     assert np.all(np.abs(frequency - PI) <= 4.5 * np.sqrt(PI * (1 - PI) / 4000))
 
 
-@pytest.mark.r
-@pytest.mark.usefixtures("oracle")
 def test_brewer_pair_frequencies_equal_those_of_r():
     drawn = draw_terms(PI, "r_brewer", rng=np.random.default_rng(0), size=4000)
     taken = np.zeros((4000, 6))

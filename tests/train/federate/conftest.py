@@ -1,8 +1,8 @@
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _imported_once():
+@pytest.fixture(scope="session")
+def fork_server():
     """Import nothing beside a federation: its apps have seconds to start."""
 
 
