@@ -52,7 +52,7 @@ class Plan(Collection[Client]):
             that some client could hold.
         draws: by (keep ratio, layer).
         groups: the clients of each keep ratio, in the order of the rows of the draws.
-        shapes: of the sharded layers' parameters, by name.
+        shapes: of the weights or factors of the sharded layers, by name.
         tails: by keep ratio and layer, the stored terms that only stronger clients train; empty where there are none.
         whole: what is sent whole, as the server has it, before any rounding for the wire.
         fixed: the names of layers and of what is sent whole that nobody trains.

@@ -162,9 +162,9 @@ class ShardPlanner:
         common = self._common(model, layers)
         common = replace(common, plan_id=f"{round}-{self._digest(round, spectra, common.whole)}")
         shapes = {
-            key(name, part): parameter.shape
+            key(name, part): getattr(layer, part).shape
             for name, layer in layers.items()
-            for part, parameter in layer.named_parameters(recurse=False)
+            for part in (("u", "v") if isinstance(layer, FactorizedLayer) else ("weight",))
         }
         return Plan(common, ratios, spectra, draws, shapes, self._tails(layers, spectra, sizes, draws))
 
