@@ -130,7 +130,7 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
             `what`.
     """
     names, known, matched = list(names), aliases(model), set()
-    modules = {name: get_submodule(model, name) for name in known if name}
+    modules = {name: get_submodule(model, name) for name in known if name or len(known) == 1}
     layers = [known[name] for name, module in modules.items() if next(module.parameters(), None) is not None]
     for pattern in as_patterns(patterns):
         names_matched = {name for name in names if matches(model, pattern, known[name])}

@@ -124,7 +124,7 @@ def largest_terms(matrix: Tensor, num_terms: int) -> tuple[Tensor, Tensor]:
         u' (blocks·out, n) and v' (blocks·in, n), by non-increasing magnitude.
     """
     check_matrices([("", matrix)])
-    (spectrum,) = decompose_batch([matrix], [lambda magnitudes: torch.arange(num_terms)])
+    (spectrum,) = decompose_batch([matrix], [lambda magnitudes: torch.arange(num_terms, device=magnitudes.device)])
     return spectrum.u, spectrum.v
 
 

@@ -112,10 +112,15 @@ class Rows:
         Raises:
             UserError: a value is missing or is no image, or a file cannot be read.
         """
-        values = self._complete(name)
         images: list[dict[str, Any]] = [
-            value if isinstance(value, dict) else {"bytes": value, "path": value} for value in values
+            value if isinstance(value, dict) else {"bytes": value, "path": value} for value in self._complete(name)
         ]
+        empty = [
+            row
+            for row, image in enumerate(images)
+            if not isinstance(image.get("bytes"), bytes) and not isinstance(image.get("path"), str)
+        ]
+        self._refuse(empty, f"no image in {name}")
 
         def place(row: int) -> str:
             path = images[row].get("path")
@@ -126,7 +131,7 @@ class Rows:
             stored = image.get("bytes")
             try:
                 files.append(stored if isinstance(stored, bytes) else (root / image["path"]).read_bytes())
-            except (OSError, KeyError, TypeError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 raise UserError(f"{place(row)} is no image: {one_line(error)}") from error
         return files, place
 

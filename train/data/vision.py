@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sharding.errors import UserError
+from sharding.errors import UserError, join_first
 from train.data.cifar100_classes import coarse_labels
 from train.data.dataset import EMPTY, Dataset, Split, default_root, flip, reading, standardize
 from train.data.images import Images, Shape, decode, lossy_encoding
@@ -129,7 +129,10 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
     from pyarrow import parquet  # noqa: PLC0415 - heavy
 
     with reading(files[0]):
-        image = "img" if "img" in parquet.read_schema(files[0]).names else "image"
+        names = parquet.read_schema(files[0]).names
+    image = next((name for name in ("img", "image") if name in names), None)
+    if image is None or label not in names:
+        raise UserError(f"{files[0]} has the columns {join_first(names)}; expected img or image, and {label}")
     rows = read_rows("root", files, {"image": image, "label": label}, None, "utf-8")
     encoded, place = rows.images(image, files[0].parent)
     numbers = {word: number for number, word in enumerate(rows.classes.get(label, ()))}
