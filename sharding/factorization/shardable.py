@@ -130,6 +130,7 @@ def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: s
             `what`.
     """
     names, known, matched = list(names), aliases(model), set()
+    # The model itself, whose name is empty, is a layer only where nothing is inside it.
     modules = {name: get_submodule(model, name) for name in known if name or len(known) == 1}
     layers = [known[name] for name, module in modules.items() if next(module.parameters(), None) is not None]
     for pattern in as_patterns(patterns):

@@ -173,17 +173,17 @@ def lock(path: Path) -> Iterator[None]:
         UserError: another process or thread holds it, or it is no regular file.
     """
     refuse_irregular(path)
-    held = FileLock(path, blocking=False)
+    file = FileLock(path, blocking=False)
     with writing(path):
         try:
-            held.acquire()
+            file.acquire()
         except Timeout:
             reason = f"another run writes to {path.parent}; wait for it, or choose another output=…"
             raise UserError(reason) from None
     try:
         yield
     finally:
-        held.release()
+        file.release()
 
 
 def _check_alone(directory: Path) -> None:
