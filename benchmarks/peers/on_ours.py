@@ -31,6 +31,7 @@ def scale(images: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # as `train.run` does, beside the processes
     model, nothing = network(), Split(torch.empty(0, 3, 32, 32), torch.empty(0, dtype=torch.int64))
     dataset = Dataset("cifar10", nothing, nothing, 10, (3, 32, 32), scale)
     local = LocalConfig(epochs=EPOCHS, batch_size=BATCH, optimizer={"name": "sgd", "lr": LR, "momentum": 0})

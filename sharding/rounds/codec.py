@@ -6,7 +6,7 @@ and plan are in the metadata.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -43,9 +43,9 @@ class Terms:
     v: Tensor
     multipliers: Tensor
 
-    def to(self, device: torch.device | str) -> "Terms":
-        """Return the same terms on a device."""
-        return Terms(*(part.to(device) for part in (self.indices, self.u, self.v, self.multipliers)))
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Terms":
+        """Return the terms with each tensor changed."""
+        return Terms(*map(change, (self.indices, self.u, self.v, self.multipliers)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +127,12 @@ class Message:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same values on a device."""
-        terms = {name: each.to(device) for name, each in self.terms.items()}
-        return replace(self, terms=terms, whole={name: part.to(device) for name, part in self.whole.items()})
+        return self.map(lambda part: part.to(device))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the message with each tensor changed, one after the other."""
+        terms = {name: each.map(change) for name, each in self.terms.items()}
+        return replace(self, terms=terms, whole={name: change(part) for name, part in self.whole.items()})
 
     def trained(self) -> dict[str, Tensor]:
         """Return what a client trains: u and v of every layer, as ``<layer>.<part>``, and what is sent whole."""

@@ -6,7 +6,7 @@ client computes with the server's, and they are not averaged. With a compression
 (`sharding.transport.compression`), what is sent is rounded, and clients return changes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -75,9 +75,9 @@ class Shard(Message):
         """
         return cls.from_tensors(*serialize.from_file(path))
 
-    def to(self, device: torch.device | str) -> Self:
-        """Return the same values on a device."""
-        return replace(super().to(device), tail={name: part.to(device) for name, part in self.tail.items()})
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the shard with each tensor changed, one after the other."""
+        return replace(super().map(change), tail={name: change(part) for name, part in self.tail.items()})
 
     def state(self) -> dict[str, Tensor]:
         """Return all values by their names in the state dict of a client's model: ``<layer>.u`` and so on."""

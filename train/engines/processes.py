@@ -1,7 +1,7 @@
 """Train the cohort in several processes of one thread each, or on several GPUs.
 
 The processes read the model and the data from one temporary file, which they map into memory. So all of them share one
-copy, and neither shared memory (64 MB in a container of Docker) nor an open file for each tensor is needed.
+copy, and no open file for each tensor is needed. Shards and updates go through memory that they share (`messages`).
 """
 
 import errno
@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
-from sharding import Plan
+from sharding import Plan, Shard
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies
+from train.engines.messages import SharedMemory, put, room, take
 from train.engines.sequential import SequentialEngine
-from train.engines.workers import AHEAD, Answer, answer, train_in_order
+from train.engines.workers import AHEAD, Answer, Encoded, answer, train_in_order
 from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError
 from train.utils.signals import ENDING, withheld
@@ -40,6 +41,7 @@ UNSENDABLE = (
     "model or dataset cannot be sent to other processes ({}): define its functions and classes at the top level of a "
     "module, without parametrizations, or set engine=sequential"
 )
+JOB = "job.pt"
 TOO_FEW_FILES = (errno.EMFILE, errno.ENFILE)
 
 
@@ -61,12 +63,13 @@ class ProcessesEngine(Engine):
         self._ahead = AHEAD * count
         parts = sorted({type(part).__module__ for part in job.model.modules()} - {"__main__"})  # timm's and others
         context = context_of(__name__, *parts)
-        with _saved(job) as file:
+        with _saved(job) as folder:
             try:
+                self._memory, shared = SharedMemory.create(folder)
                 devices, all_ready = context.SimpleQueue(), context.Barrier(count)
                 for index in range(count):
                     devices.put(device_of(job, index))
-                arguments = (job.plugins, file, devices, all_ready)
+                arguments = (job.plugins, folder, shared, devices, all_ready)
                 self._pool = ProcessPoolExecutor(count, context, _initialize_worker, arguments)
                 self._start(count)
             except OSError as error:
@@ -94,17 +97,31 @@ class ProcessesEngine(Engine):
         Raises:
             RunError: a process died.
         """
+        size = max((room(plan.template(clients[0])) for clients in plan.groups.values()), default=0)
+        free = list(range(1, self._ahead + 1))  # slots; the first has what all clients share
 
-        def send(client: Client, terms: bytes, dense: bytes) -> Future[Answer]:
-            return self._pool.submit(_train, client, terms, dense, round, lr)
+        def share(common: Shard) -> bytes:
+            return put(common, self._memory.slot(0, size))
+
+        def send(client: Client, terms: Shard, common: bytes) -> tuple[int, Future[Encoded]]:
+            slot = free.pop()
+            rest = put(terms, self._memory.slot(slot, size))
+            return slot, self._pool.submit(_train, client, rest, common, slot, size, round, lr)
+
+        def wait(ticket: tuple[int, Future[Encoded]]) -> Answer:
+            slot, future = ticket
+            rest, loss, failure = future.result()
+            free.append(slot)
+            return None if rest is None else take(rest, self._memory.slot(slot, size)), loss, failure
 
         try:
-            yield from train_in_order(plan, self._device, self._ahead, bytes, send, Future.result)
+            yield from train_in_order(plan, self._device, self._ahead, share, send, wait)
         except BrokenProcessPool as error:
             raise RunError(f"a worker process died, perhaps because memory ran out; {REMEDY}") from error
 
     def close(self) -> None:
         """End the processes."""
+        self._memory.close()
         for worker in list((self._pool._processes or {}).values()):  # `kill_workers`, from Python 3.14 on
             worker.kill()
         self._pool.shutdown()
@@ -112,15 +129,15 @@ class ProcessesEngine(Engine):
 
 @contextmanager
 def _saved(job: Job) -> Iterator[Path]:
-    """Write what the processes train to a temporary file.
+    """Write what the processes train to a file of a temporary folder, which is removed when they have opened it.
 
     Raises:
         UserError: a part cannot be sent to another process, or the file cannot be written.
     """
     with ExitStack() as stack:
         try:
-            file = Path(stack.enter_context(TemporaryDirectory(prefix="sharding-"))) / "job.pt"
-            with file.open("wb") as stream:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="sharding-")))
+            with (folder / JOB).open("wb") as stream:
                 torch.save(job.to("cpu"), stream)
         except (AttributeError, TypeError, PicklingError, OSError, RuntimeError) as error:
             cause = error if isinstance(error, OSError) else error.__context__  # torch hides the reason
@@ -130,7 +147,7 @@ def _saved(job: Job) -> Iterator[Path]:
                     "engine=sequential, or TMPDIR to a folder with space"
                 ) from error
             raise UserError(UNSENDABLE.format(error)) from error
-        yield file
+        yield folder
 
 
 def start_method() -> str:
@@ -173,10 +190,13 @@ def num_cores() -> int:
 
 
 _engine: list[SequentialEngine] = []  # a worker's one engine
+_memory: list[SharedMemory] = []  # of the messages
 _ready: list[threading.Barrier] = []  # at which the workers wait until all have read the job
 
 
-def _initialize_worker(plugins: Sequence[str], file: Path, devices: Any, all_ready: threading.Barrier) -> None:
+def _initialize_worker(
+    plugins: Sequence[str], folder: Path, shared: Path, devices: Any, all_ready: threading.Barrier
+) -> None:
     """Worker initializer: choose the device, use one thread, and ignore the signals that the parent handles."""
     logging.basicConfig(level=logging.getLogger().level, format="%(message)s", force=True)  # not on a parent's console
     for ending in ENDING:
@@ -184,7 +204,8 @@ def _initialize_worker(plugins: Sequence[str], file: Path, devices: Any, all_rea
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     import_parts(plugins)
-    job: Job = torch.load(file, mmap=True, weights_only=False)
+    _memory.append(SharedMemory(os.open(shared, os.O_RDWR)))
+    job: Job = torch.load(folder / JOB, mmap=True, weights_only=False)
     _engine.append(SequentialEngine(job.to(devices.get())))
     _ready.append(all_ready)
 
@@ -203,5 +224,8 @@ def _wait_for_all() -> None:
     _ready[0].wait()
 
 
-def _train(client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
-    return answer(_engine[0], client, terms, dense, round, lr)
+def _train(client: Client, terms: bytes, common: bytes, slot: int, size: int, round: int, lr: float) -> Encoded:
+    """Train a client on the shard in a slot, and leave the update there."""
+    memory, shared = _memory[0].slot(slot, size), _memory[0].slot(0, size)
+    update, loss, failure = answer(_engine[0], client, take(terms, memory), take(common, shared), round, lr)
+    return None if update is None else put(update, memory), loss, failure

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from sharding import Plan
+from sharding import Plan, Shard, Update
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
 from train.data import Split
 from train.engines.engine import Engine, Job, Replies
 from train.engines.processes import UNSENDABLE
 from train.engines.sequential import SequentialEngine
-from train.engines.workers import AHEAD, Answer, answer, train_in_order
+from train.engines.workers import AHEAD, Answer, Encoded, answer, train_in_order
 from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError
 
@@ -60,12 +60,20 @@ class RayEngine(Engine):
             RunError: the cluster is lost, or a task failed as often as Ray repeats it.
         """
 
-        def send(client: Client, terms: bytes, dense: Any) -> Any:
-            return self._task.remote([self._sent], client, self._samples_of(client), terms, dense, round, lr)
+        def share(common: Shard) -> Any:
+            return self._ray.put(common.to_bytes())
+
+        def send(client: Client, terms: Shard, common: Any) -> Any:
+            samples = self._samples_of(client)
+            return self._task.remote([self._sent], client, samples, terms.to_bytes(), common, round, lr)
+
+        def wait(task: Any) -> Answer:
+            data, loss, failure = self._ray.get(task)
+            return None if data is None else Update.from_bytes(data), loss, failure
 
         ahead = AHEAD * max(1, self._slots())  # more than there are slots, so that nodes that join have work
         try:
-            for client, reply in train_in_order(plan, self._job.device, ahead, self._ray.put, send, self._ray.get):
+            for client, reply in train_in_order(plan, self._job.device, ahead, share, send, wait):
                 if reply.failure is not None:  # the worker's own log stays on its node
                     log.warning("client %s failed in round %d: %s", client, round, reply.failure)
                 yield client, reply
@@ -126,8 +134,9 @@ def _engine(sent: Any) -> SequentialEngine:
     return SequentialEngine(job.to("cuda" if ray.get_gpu_ids() else "cpu"))
 
 
-def _train(sent: list[Any], client: Client, data: Split, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
+def _train(sent: list[Any], client: Client, data: Split, terms: bytes, common: bytes, round: int, lr: float) -> Encoded:
     """Train a client in a worker. The job comes in a list, since Ray would read it anew for each task otherwise."""
     engine = _engine(sent[0])
     engine.job = replace(engine.job, clients={client: data.to(engine.job.device)})
-    return answer(engine, client, terms, dense, round, lr)
+    update, loss, failure = answer(engine, client, Shard.from_bytes(terms), Shard.from_bytes(common), round, lr)
+    return None if update is None else update.to_bytes(), loss, failure

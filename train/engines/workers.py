@@ -1,6 +1,6 @@
-"""What engines with workers share: shards go to workers in their wire form, and updates come back in the plan's order.
+"""What engines with workers share: each worker trains whole clients, and updates come back in the plan's order.
 
-A worker trains whole clients as `sequential` does, so the result is that of `sequential`, bit for bit, for any number
+A worker trains a client as `sequential` does, so the result is that of `sequential`, bit for bit, for any number
 of workers.
 """
 
@@ -19,7 +19,8 @@ from train.engines.sequential import SequentialEngine
 
 AHEAD = 4  # clients queued per worker: enough to keep it busy, with memory independent of the cohort's size
 
-Answer = tuple[bytes | None, float | None, Failure | None]  # a reply, the update in its wire form
+Answer = tuple[Update | None, float | None, Failure | None]  # a reply, its loss as a number
+Encoded = tuple[bytes | None, float | None, Failure | None]  # an answer as it comes from a worker
 Shared = TypeVar("Shared")
 Ticket = TypeVar("Ticket")
 
@@ -28,8 +29,8 @@ def train_in_order(
     plan: Plan,
     device: torch.device,
     ahead: int,
-    share: Callable[[bytes], Shared],
-    send: Callable[[Client, bytes, Shared], Ticket],
+    share: Callable[[Shard], Shared],
+    send: Callable[[Client, Shard, Shared], Ticket],
     wait: Callable[[Ticket], Answer],
 ) -> Replies:
     """Yield the replies of a plan's clients in its order, while workers train the next clients.
@@ -45,24 +46,22 @@ def train_in_order(
     order = list(plan)
     if not order:
         return
-    dense = share(replace(plan.template(order[0]), terms={}, tail={}).to_bytes())
+    common = share(replace(plan.template(order[0]), terms={}, tail={}))
 
     def start(client: Client) -> Ticket:
-        return send(client, replace(plan.shard(client), whole={}).to_bytes(), dense)
+        return send(client, replace(plan.shard(client), whole={}), common)
 
     tickets = {client: start(client) for client in order[:ahead]}
     for client, later in zip_longest(order, order[ahead:]):
-        data, loss, failure = wait(tickets.pop(client))
+        update, loss, failure = wait(tickets.pop(client))
         if later is not None:
             tickets[later] = start(later)
-        update = None if data is None else Update.from_bytes(data).to(device)
+        update = None if update is None else update.to(device)
         yield client, Reply(update, None if loss is None else torch.tensor(loss, device=device), failure)
 
 
-def answer(engine: SequentialEngine, client: Client, terms: bytes, dense: bytes, round: int, lr: float) -> Answer:
-    """Train a client in a worker, on its own terms and the dense tensors that all clients of the round share."""
-    client_shard, common = Shard.from_bytes(terms), Shard.from_bytes(dense)
-    shard = replace(client_shard, whole=common.whole, fixed=client_shard.fixed | common.fixed).to(engine.job.device)
+def answer(engine: SequentialEngine, client: Client, terms: Shard, common: Shard, round: int, lr: float) -> Answer:
+    """Train a client in a worker, on its own terms and the tensors that all clients of the round share."""
+    shard = replace(terms, whole=common.whole, fixed=terms.fixed | common.fixed).to(engine.job.device)
     reply = engine.train_client(client, shard, round, lr)
-    data = None if reply.update is None else reply.update.to_bytes()
-    return data, None if reply.loss is None else float(reply.loss), reply.failure
+    return reply.update, None if reply.loss is None else float(reply.loss), reply.failure
