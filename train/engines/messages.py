@@ -81,9 +81,8 @@ def put(message: Message, slot: Tensor) -> bytes:
 
 
 def take(rest: bytes, slot: Tensor) -> Any:
-    """Return a copy of the message whose tensors are in a slot."""
-    place = _places(slot)
-    return pickle.loads(rest).map(lambda form: place(form).clone())
+    """Return the message whose tensors are in a slot; clone what is used after the next `put`."""
+    return pickle.loads(rest).map(_places(slot))
 
 
 def _places(slot: Tensor) -> Callable[[Tensor], Tensor]:

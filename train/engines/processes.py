@@ -112,7 +112,8 @@ class ProcessesEngine(Engine):
             slot, future = ticket
             rest, loss, failure = future.result()
             free.append(slot)
-            return None if rest is None else take(rest, self._memory.slot(slot, size)), loss, failure
+            update = None if rest is None else take(rest, self._memory.slot(slot, size)).map(torch.clone)
+            return update, loss, failure
 
         try:
             yield from train_in_order(plan, self._device, self._ahead, share, send, wait)
@@ -226,6 +227,7 @@ def _wait_for_all() -> None:
 
 def _train(client: Client, terms: bytes, common: bytes, slot: int, size: int, round: int, lr: float) -> Encoded:
     """Train a client on the shard in a slot, and leave the update there."""
-    memory, shared = _memory[0].slot(slot, size), _memory[0].slot(0, size)
-    update, loss, failure = answer(_engine[0], client, take(terms, memory), take(common, shared), round, lr)
+    memory = _memory[0].slot(slot, size)
+    own, shared = take(terms, memory).map(torch.clone), take(common, _memory[0].slot(0, size))
+    update, loss, failure = answer(_engine[0], client, own, shared, round, lr)
     return None if update is None else put(update, memory), loss, failure

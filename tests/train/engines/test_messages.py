@@ -50,9 +50,10 @@ def test_slots_hold_one_message_each_and_grow(memory):
     small, large = room(update), room(replace(update, whole={"a": torch.zeros(1000)}))
     assert (small, large) == (ALIGNMENT, 4032)
     rests = [put(replace(update, whole={"a": torch.full((3,), float(k))}), ours.slot(k, small)) for k in range(5)]
-    taken = [take(rest, theirs.slot(k, small)) for k, rest in enumerate(rests)]
     ours.slot(4, large).fill_(255)
-    assert [one.whole["a"].tolist() for one in taken] == [[float(k)] * 3 for k in range(5)]  # they are copies
+    assert [take(rest, theirs.slot(k, small)).whole["a"].tolist() for k, rest in enumerate(rests)] == [
+        [float(k)] * 3 for k in range(5)
+    ]
     assert int(theirs.slot(4, large).min()) == 255
 
 
