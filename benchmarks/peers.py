@@ -1,10 +1,11 @@
-"""Time the same dense FedAvg workload on this project, on Flower's simulation and on pfl-research.
+"""Time the same dense FedAvg workload on this project, BlazeFL, Flower's simulation and pfl-research.
 
 The workload is pfl-research's published CIFAR-10 benchmark (see peers/workload.py). Each peer is installed into its own
 virtual environment under ``~/.cache/spectral-sharding-peers``, and used as its examples use it; Flower also with one
-core per client instead of its default, two. A plain loop without federation (peers/on_plain.py) shows what the
-arithmetic alone takes. They take turns on the same cores. The figures are medians over rounds, and
-the peak memory of all processes (proportional set size, which counts shared memory once).
+core per client instead of its default, two, and BlazeFL with threads too. This project also trains shards of a fifth.
+A plain loop without federation (peers/on_plain.py) shows what the arithmetic of the whole model alone takes. They take
+turns on the same cores. The figures are the median and the slowest round, and the peak memory of all processes
+(proportional set size, which counts shared memory once).
 
     python benchmarks/peers.py [--data data] [--rounds 5] [--turns 2]
 """
@@ -16,7 +17,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,10 +32,17 @@ from train.data import default_root, load_dataset
 
 ROOT = Path(__file__).parents[1]
 
-TORCH = f"torch=={torch.__version__.partition('+')[0]}"  # the same for all three
-PEERS = {"flower": ["flwr[simulation]", TORCH, "numpy"], "pfl": ["pfl", TORCH, "numpy"]}
-CONTENDERS = {  # name -> simulator, and whether it is tuned beyond its examples
+TORCH = f"torch=={torch.__version__.partition('+')[0]}"  # the same for all
+PEERS = {  # the interpreter and the packages
+    "flower": (sys.executable, ["flwr[simulation]", TORCH, "numpy"]),
+    "pfl": (sys.executable, ["pfl", TORCH, "numpy"]),
+    "blazefl": ("python3.12", ["blazefl[reproducibility,contrib]", TORCH, "numpy"]),
+}
+CONTENDERS = {  # name -> simulator, and whether PEERS_TUNED is set
     "ours": ("ours", False),
+    "ours_shards_of_a_fifth": ("ours", True),
+    "blazefl": ("blazefl", False),
+    "blazefl_threads": ("blazefl", True),
     "flower": ("flower", False),
     "flower_one_core_each": ("flower", True),
     "pfl": ("pfl", False),
@@ -48,11 +55,11 @@ def python_of(peer: str, folder: Path) -> str:
     """Return the peer's interpreter, after installing the peer if it is missing."""
     if peer not in PEERS:
         return sys.executable
-    environment = folder / peer
+    environment, (interpreter, packages) = folder / peer, PEERS[peer]
     python = environment / "bin" / "python"
     if not (environment / "installed").exists():
-        venv.create(environment, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS[peer]], check=True)
+        subprocess.run([interpreter, "-m", "venv", environment], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
         (environment / "installed").touch()
     return str(python)
 
@@ -102,7 +109,8 @@ def main() -> None:
     summary = {
         name: {
             "seconds_per_round": pace[name],
-            "ours_is_faster_by": pace[name] / pace["ours"],
+            "slowest_round": max(second for one in results for second in one["seconds"]),
+            "times_plain": pace[name] / pace["plain"],
             "peak_memory_mb": max(one["peak_memory_mb"] for one in results),
             "runs": results,
         }

@@ -22,7 +22,7 @@ SCRIPTS = [
     for folder in ("examples", "benchmarks", "docs")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-    and path.stem != "on_pfl"  # its simulator has an environment of its own
+    and path.stem not in ("on_pfl", "on_blazefl")  # their simulators have environments of their own
 ]
 NEEDS = {
     "architectures": "transformers",

@@ -41,7 +41,7 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = FedAvg(fraction_train=COHORT / USERS, fraction_evaluate=0.0, min_available_nodes=USERS)
     arrays = ArrayRecord(network().state_dict())
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS + 1, evaluate_fn=note_the_time)
-    watch.report()
+    watch.report("flwr")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def main() -> None:
         NNEvalHyperParams(local_batch_size=None),
         [Laps()],
     )
-    watch.report()
+    watch.report("pfl")
 
 
 if __name__ == "__main__":

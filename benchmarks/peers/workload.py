@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
@@ -67,9 +68,7 @@ class Stopwatch:
         """Record the end of a round."""
         self._ends.append(perf_counter())
 
-    def report(self) -> None:
-        """Print the result, for the script that started this one."""
-        seconds = np.diff(self._ends).tolist()
-        print(
-            "RESULT " + json.dumps({"seconds": seconds, "python": sys.version.split()[0], "torch": torch.__version__})
-        )
+    def report(self, package: str | None = None) -> None:
+        """Print the result and the versions of Python, torch and the peer's package, for the script that started it."""
+        seconds, versions = np.diff(self._ends).tolist(), {name: version(name) for name in (package, "torch") if name}
+        print("RESULT " + json.dumps({"seconds": seconds, "python": sys.version.split()[0], **versions}))
