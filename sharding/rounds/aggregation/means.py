@@ -8,6 +8,8 @@ from torch import Tensor
 from sharding.matrices.spectrum import Spectrum
 from sharding.rounds.shard import Update
 
+PIECE = 2**15  # numbers
+
 
 class RunningMean:
     """Sums in float64, so that memory does not grow with the cohort. Updates must be on the device of the spectra.
@@ -27,9 +29,9 @@ class RunningMean:
         self.weight += weight
         for name, tensor in update.whole.items():
             if name in self._whole:
-                self._whole[name].add_(tensor.double(), alpha=weight)  # float8 is not promoted
+                _add(self._whole[name], tensor, weight)
             else:
-                self._whole[name] = tensor.double() * weight
+                self._whole[name] = tensor.double().contiguous() * weight
         for name, terms in update.terms.items():
             if name not in self._layers:
                 self._layers[name] = _Sums(self._spectra[name])
@@ -49,6 +51,13 @@ class RunningMean:
         """
         for name in list(self._layers):
             yield name, *self._layers.pop(name).means()
+
+
+def _add(total: Tensor, part: Tensor, weight: float) -> None:
+    """Add weight·part to a total in float64; on a CPU in pieces whose conversions stay in its cache."""
+    size = PIECE if part.device.type == "cpu" else max(1, part.numel())
+    for sums, piece in zip(total.view(-1).split(size), part.reshape(-1).split(size), strict=True):
+        sums.add_(piece.double(), alpha=weight)  # float8 is not promoted
 
 
 class _Sums:
