@@ -9,9 +9,6 @@ steps. A narrow network is also the part that HeteroFL would send for these byte
 (all-MiniLM-L6-v2 in Hugging Face's format), of which only the shapes are read.
 """
 
-import json
-import subprocess
-import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -20,9 +17,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-import pandas as pd
 import torch
-from measure import resident
+from measure import forget_peak, in_new_process, resident, save_rows
 from torch import nn
 
 from sharding import Frozen, clip_and_decay, init_empty
@@ -106,7 +102,7 @@ def random_frozen(template: Frozen) -> Frozen:
     return Frozen(residuals, {name: 0.02 * torch.randn(part.shape) for name, part in template.parameters.items()})
 
 
-def measure(name: str, kind: str, ratio: float, width: int, checkpoint: bool) -> dict[str, float]:
+def measure(name: str, checkpoint: bool, kind: str, ratio: float, width: int) -> dict[str, float]:
     """Train a client for some steps in this process."""
     torch.set_num_threads(1)
     overrides = [f"local.checkpoint={str(checkpoint).lower()}", *(of_width(name, width) if width else [])]
@@ -115,7 +111,7 @@ def measure(name: str, kind: str, ratio: float, width: int, checkpoint: bool) ->
     steps(config, with_samples(dataset, 2), ratio, 1)  # loads the kernels' code
     release_freed_memory()
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    forget_peak()
     seconds = steps(config, dataset, ratio, 4)
     process = resident("VmHWM") - before
     model, planner = server_model(config, dataset), make_planner(config)
@@ -168,20 +164,12 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path, nargs="?", default=ROOT / "results" / "client_memory")
     parser.add_argument("--only", nargs="*", default=list(RATIOS), help="configurations")
-    parser.add_argument("--case", help="measure this case here, and print it")
     arguments = parser.parse_args()
-    if arguments.case:
-        case = json.loads(arguments.case)
-        print(json.dumps(measure(case["model"], case["kind"], case["keep_ratio"], case["width"], case["checkpoint"])))
-        return
-    arguments.into.mkdir(parents=True, exist_ok=True)
     rows = []
     for case in cases(arguments.only):
-        command = [sys.executable, __file__, "--case", json.dumps(case)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-        rows.append(case | json.loads(done.stdout.splitlines()[-1]))
+        rows.append(case | in_new_process(measure, *case.values()))
         print(rows[-1], flush=True)
-        pd.DataFrame(rows).to_csv(arguments.into / "memory.csv", index=False)
+        save_rows(arguments.into / "memory.csv", rows)
 
 
 if __name__ == "__main__":
