@@ -56,11 +56,7 @@ def in_new_process(function: Callable[..., Result], *args: object) -> Result:
 def run_and_watch(
     command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, interval: float = 0.5
 ) -> tuple[list[str], float]:
-    """Run a command and return its printed lines and its peak memory in MB.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Return a command's printed lines and its peak memory in MB; raise a RuntimeError if it fails."""
     mark, peak = uuid.uuid4().hex, 0
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(

@@ -69,11 +69,7 @@ def reading(source: str, what: str) -> Iterator[None]:
 
 
 def read_config(weights: str, what: str | None = None, **options: Any) -> Any:
-    """Return the configuration of a model of transformers.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the configuration of a model of transformers, or raise a UserError if it cannot be read."""
     from transformers import AutoConfig  # noqa: PLC0415 - an extra
 
     with reading(weights, what or f"weights={weights}"):
@@ -86,11 +82,7 @@ def is_url(path: str | Path) -> bool:
 
 
 def refuse_url(path: str | Path, key: str) -> None:
-    """Refuse the URL of a file that has to be on this machine.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise a UserError for the URL of a file that has to be on this machine."""
     if is_url(path):
         raise UserError(f"{key}={path} is a URL, which is not read; download it, and give the path of the copy")
 

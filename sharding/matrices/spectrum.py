@@ -102,8 +102,7 @@ def all_terms(magnitudes: Tensor) -> Tensor:
 def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), into all of its terms.
 
-    Raises:
-        UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
+    Raise a UserError for a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
     check_matrices(matrices.items())
 

@@ -95,11 +95,7 @@ def fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
 
 
 def check_has_values(model: nn.Module, source: object) -> None:
-    """Check that no parameter or buffer of a model is on the meta device.
-
-    Raises:
-        UserError: one is; the message names `source`, where the values come from.
-    """
+    """Raise a UserError if a parameter or buffer is on the meta device; it names `source`, where values come from."""
     empty = [name for name, part in (*named_parameters(model), *named_buffers(model)) if part.is_meta]
     if empty:
         raise UserError(

@@ -225,10 +225,9 @@ def check_clip(clip: object) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Check that an optimizer steps once for each gradient, and calls hooks.
+    """Raise a UserError unless an optimizer steps once for each gradient and calls hooks.
 
-    Raises:
-        UserError: it is no optimizer, it needs a closure, as `LBFGS` does, or it wraps another one that has the hooks.
+    `LBFGS` needs a closure, and what wraps another optimizer has no hooks.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):

@@ -212,8 +212,7 @@ class Server:
     def average_as_reported(self, plan: Plan) -> Average:
         """Return an empty average as `average`, to which each update brings its weight: see `Average.add`.
 
-        Raises:
-            UserError: with privacy.
+        Raise a UserError with privacy.
         """
         if self.privacy is not None:
             raise UserError("with privacy all clients count alike: use Server.average(plan)")

@@ -82,11 +82,7 @@ def _suffixes() -> frozenset[str]:
 
 
 def _opened(file: bytes) -> Any:
-    """Open an image file of any format.
-
-    Raises:
-        ValueError: no format is known that begins like it.
-    """
+    """Open an image file of any format, or raise a ValueError if it begins like none."""
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - heavy
 
     try:
@@ -107,8 +103,7 @@ def _orientation(image: Any) -> int:
 def _pixels(image: Any, mode: str, size: tuple[int, int], resize: bool) -> bytes:
     """Return the pixels of an image of 8 bits: upright, in a mode of Pillow's, and of this size.
 
-    Raises:
-        ValueError: it has another size, or its values have no range that is known.
+    Raise a ValueError if it has another size, or its values have no range that is known.
     """
     from PIL import Image  # noqa: PLC0415 - heavy
 

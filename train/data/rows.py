@@ -82,11 +82,7 @@ class Rows:
         return f"row {number} of {self.files[file][0]}" if len(ends) > 1 else f"row {number}"
 
     def texts(self, name: str) -> list[str]:
-        """Return a column of texts.
-
-        Raises:
-            UserError: a value is missing, is no text, or is blank.
-        """
+        """Return a column of texts; raise a UserError if a value is missing, is no text, or is blank."""
         texts = self._complete(name)
         self._refuse([row for row, text in enumerate(texts) if not isinstance(text, str)], f"no text in {name}")
         self._refuse([row for row, text in enumerate(texts) if not text.strip()], f"an empty text in {name}")
@@ -95,8 +91,7 @@ class Rows:
     def names(self, name: str) -> list[str]:
         """Return a column of classes or clients as text: `007` is not `7`, and a date is a word.
 
-        Raises:
-            UserError: a value is missing, or is a fraction or a list; or a file has numbers and words in the column.
+        Raise a UserError if a value is missing, or is a fraction or a list, or if a file has numbers and words.
         """
         values = self._complete(name)
         words = [_word(value) for value in values]
@@ -109,8 +104,7 @@ class Rows:
     def images(self, name: str, root: Path) -> tuple[list[bytes], Callable[[int], str]]:
         """Return a column of encoded images, and where each is from. Paths in a table are relative to `root`.
 
-        Raises:
-            UserError: a value is missing or is no image, or a file cannot be read.
+        Raise a UserError if a value is missing or is no image, or a file cannot be read.
         """
         images: list[dict[str, Any]] = [
             value if isinstance(value, dict) else {"bytes": value, "path": value} for value in self._complete(name)

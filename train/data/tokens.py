@@ -52,11 +52,7 @@ class Tokenizer:
         return 1 + max(self._tokenizer.get_vocab().values())
 
     def padded(self, texts: Sequence[str]) -> Tensor:
-        """Return the ids of texts, cut and padded: int64 (texts, max_length).
-
-        Raises:
-            UserError: the model does not know an id.
-        """
+        """Return ids, cut and padded: int64 (texts, max_length); raise a UserError if the model does not know one."""
         ids = self._encode(texts, truncation=True, max_length=self.max_length)
         rows = np.full((len(ids), self.max_length), self.pad_token_id)
         for row, text in zip(rows, ids, strict=True):

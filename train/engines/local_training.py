@@ -77,8 +77,7 @@ def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer
 def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Split:
     """Return the samples of all epochs or steps in order of use, raw and augmented; each epoch is a permutation.
 
-    Raises:
-        UserError: the client has none; a step on an empty batch would only decay.
+    Raise a UserError if the client has none: a step on an empty batch would only decay.
     """
     if len(data) == 0:
         raise UserError("the client has no samples to train on")

@@ -116,11 +116,7 @@ class RoundMetrics:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Self:
-        """Return the metrics of a line of `metrics.jsonl`.
-
-        Raises:
-            TypeError: a metric that every round has is missing.
-        """
+        """Return the metrics of a line of `metrics.jsonl`; raise a TypeError if one that every round has is missing."""
         names = {entry.name for entry in fields(cls)}
         values = {name: value for name, value in line.items() if name in names}
         return cls(**values, extra={name: value for name, value in line.items() if name not in names})

@@ -138,8 +138,7 @@ def warn_left_out(errors: Iterable[str]) -> None:
 def _read_run(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str | None]:
     """Return a run's configuration, flat, the metrics of its rounds, and a note on its first damaged line.
 
-    Raises:
-        UserError: the directory holds no run, or its first line is damaged.
+    Raise a UserError if the directory holds no run, or its first line is damaged.
     """
     metrics, unreadable = directory / METRICS_FILE, f"{directory} holds no run that can be read"
     check_regular(directory)

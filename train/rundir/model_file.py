@@ -81,10 +81,9 @@ def read_model(directory: Path | str, best: bool = False) -> nn.Module:
 
 @contextmanager
 def _no_larger_than(path: Path) -> Iterator[None]:
-    """Refuse to build a model whose parameters and buffers cannot be those of a file: it may come from anywhere.
+    """Raise a ValueError for a model whose tensors take far more bytes than a file has: it may come from anywhere.
 
-    Raises:
-        ValueError: they take far more bytes; a model may share some or replace some while it is built.
+    A model may share some or replace some while it is built.
     """
     file_nbytes, model_nbytes = path.stat().st_size, 0
 

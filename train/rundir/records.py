@@ -169,11 +169,7 @@ def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[st
 
 
 def check_clients(config: Config, clients: ClientRecords) -> None:
-    """Check that the clients have the same samples as when the run was started.
-
-    Raises:
-        UserError: the data differ.
-    """
+    """Raise a UserError if the clients do not have the same samples as when the run was started."""
     directory = config.directory
     for name, stored in read_clients(directory, clients_file(config)).items():
         current = clients.get(name, {})

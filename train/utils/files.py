@@ -40,11 +40,7 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None, mode:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Refuse a pipe, folder, socket or device.
-
-    Raises:
-        UserError: naming it.
-    """
+    """Raise a UserError that names a pipe, folder, socket or device."""
     with suppress(OSError):  # such as a loop of links; opening it tells
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is no regular file; move it, or choose another directory")

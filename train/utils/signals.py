@@ -35,11 +35,7 @@ class StopRequest:
         self.signal: int | None = None
 
     def raise_if_set(self) -> None:
-        """Raise `Stopped` if a signal asked to stop.
-
-        Raises:
-            Stopped: a signal did.
-        """
+        """Raise `Stopped` if a signal asked to stop."""
         if self.signal is not None:
             raise Stopped(self.signal)
 

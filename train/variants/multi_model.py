@@ -205,11 +205,7 @@ def run_multi_model(
 
 
 def assemble_models(config: Config) -> MultiModel:
-    """Build everything that a run of several models needs, as `train.experiment.assembly.assemble` for one.
-
-    Raises:
-        UserError: one of them cannot be built.
-    """
+    """Build what a run of several models needs, with the errors of `train.experiment.assembly.assemble` for each."""
     configs = {of_model.name: of_model for of_model in config.models()}
     simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
     _, clients, _ = next(iter(simulated.values()))

@@ -61,12 +61,9 @@ def cells_of(
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Return the cells to run, each folder once: those that the patterns match, in the order of the patterns.
+    """Return the cells to run, each folder once: those that the patterns match, in their order, or else all.
 
-    Without patterns these are all.
-
-    Raises:
-        UserError: a pattern matches no cell.
+    Raise a UserError if a pattern matches no cell.
     """
     distinct = list({cell.name: cell for cell in cells}.values())
     chosen: dict[str, Cell] = {}
