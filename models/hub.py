@@ -34,14 +34,9 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def reading(source: str, what: str) -> Iterator[None]:
-    """Read from a folder or from the hub, with transformers installed; its warnings are logged here, each once.
+    """Read from a folder or the hub, with transformers installed; its warnings are logged here, each once.
 
-    Args:
-        source: the folder, or an id on the hub.
-        what: a name of what is read, for messages, such as `weights=bert for causal_lm`.
-
-    Raises:
-        UserError: any error, in one line.
+    Any error becomes a UserError in one line, with a name of what is read, such as `weights=bert for causal_lm`.
     """
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - an extra
 

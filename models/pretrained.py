@@ -193,14 +193,9 @@ def _first(names: str | Sequence[str] | None) -> str | None:
 
 
 def load_weights(model: nn.Module, weights: str) -> None:
-    """Load what fits from a file of named tensors into a model.
+    """Load what fits into a model, in place, from a file of safetensors, or of `torch.save` with tensors only.
 
-    Args:
-        model: the model, which is changed in place.
-        weights: a safetensors file, or one that `torch.save` wrote of tensors only.
-
-    Raises:
-        UserError: the file cannot be read, or is of another model.
+    Raise a UserError if the file cannot be read, or is of another model.
     """
     load_state(model, _read_tensors(Path(weights)), weights)
 

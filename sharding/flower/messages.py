@@ -53,12 +53,7 @@ KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
 def pack(message: Shard | Update, values: Mapping[str, Any] | None = None) -> dict[str, ArrayRecord | ConfigRecord]:
-    """Return the records of a shard or of an update.
-
-    Args:
-        message: the shard or the update.
-        values: the user's values, for the record `config`.
-    """
+    """Return the records of a shard or of an update, with the user's values in the record `config`."""
     config = dict(values or {})
     tensors, metadata = message.to_tensors()
     trained = {name: tensors[name] for name in sorted(tensors) if is_trained(name)}

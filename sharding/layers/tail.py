@@ -27,15 +27,8 @@ def convolution_with_tail(
 ) -> Tensor:
     """Convolve (batch, channels, …) or (channels, …) through trained terms and frozen ones.
 
-    Args:
-        x: the images.
-        filters: V of the trained terms, (n·groups, channels/groups, *kernel).
-        matrix: UΩ of the trained terms, (rows, n).
-        tail: the stored factors of the frozen terms, (m·groups, rows/groups) and (m·groups, columns).
-        stride: the stride of the first convolution, as the rest.
-        padding: the padding of the first convolution.
-        dilation: the dilation of the first convolution.
-        groups: the number of groups of both convolutions.
+    The filters are V of the trained terms, (n·groups, channels/groups, *kernel), the matrix is their UΩ, (rows, n). The
+    tail's stored factors are (m·groups, rows/groups) and (m·groups, columns). The rest is of the first convolution.
     """
     batched = x if x.dim() == filters.dim() else x.unsqueeze(0)
     geometry = (stride, padding, dilation, groups)

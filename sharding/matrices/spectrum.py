@@ -207,13 +207,9 @@ def join_blocks(magnitudes: Tensor) -> Tensor:
 
 
 def check_matrices(matrices: Iterable[tuple[str, Tensor]]) -> None:
-    """Check that matrices have singular terms to share.
+    """Raise a UserError for a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
 
-    Args:
-        matrices: matrices, each with the name of its layer, or none; read one after the other.
-
-    Raises:
-        UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
+    The matrices, each with the name of its layer, or none, are read one after the other.
     """
     spoiled = []
     for name, matrix in matrices:

@@ -139,14 +139,8 @@ def check_options(
 ) -> dict[str, Any]:
     """Return all options of a function: those given, in the types that its annotations or defaults name, and defaults.
 
-    Args:
-        name: the name of the part, for messages.
-        function: the function whose parameters after the first `num_arguments` are its options.
-        options: the options that are given.
-        num_arguments: the number of arguments that the program passes.
-
-    Raises:
-        ValidationError: an unknown option, a value of another type, or an option without a default that is not given.
+    The options are the parameters after the first `num_arguments`, which the program passes. Raise a ValidationError
+    for an unknown one, a value of another type, or one that is needed and not given.
     """
     parameters = options_of(function, num_arguments)
     defaults = {key: parameter.default for key, parameter in parameters.items() if isinstance(parameter.default, PLAIN)}

@@ -224,16 +224,8 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
 def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None) -> Dataset:
     """Return the dataset with `count` random samples of its training split in place of the test split.
 
-    No client has them. Natural clients keep at least one sample, their first.
-
-    Args:
-        dataset: the dataset as it was loaded.
-        count: the number of samples, at least 1.
-        seed: decides which.
-        option: the option that asked for that, for messages; by default `data.holdout`.
-
-    Raises:
-        UserError: that would leave nothing to train on.
+    No client has them. Natural clients keep at least one sample, their first. Raise a UserError that names the `option`
+    which asked for that if nothing would be left to train on.
     """
     option = option or f"data.holdout={count}"
     if not len(dataset.train):

@@ -159,13 +159,7 @@ def _word(value: object) -> str | None:
 def find_files(option: str, patterns: str | Sequence[str], root: Path) -> list[Path]:
     """Return the files of each path or glob, relative to `root`, in the order of their names; or one folder of images.
 
-    Args:
-        option: the key that names them, for messages.
-        patterns: paths or globs.
-        root: the folder that paths are relative to.
-
-    Raises:
-        UserError: none matches, or there is no pattern.
+    Raise a UserError with the `option` that has the patterns if none matches, or there is no pattern.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns or not all(patterns):
@@ -181,17 +175,10 @@ def find_files(option: str, patterns: str | Sequence[str], root: Path) -> list[P
 def read_rows(
     option: str, paths: Sequence[Path], columns: Mapping[str, str], separator: str | None, encoding: str
 ) -> Rows:
-    """Read files of one format, or a folder of images.
+    """Read the `columns`, by the option that names each, of files of one format, or of a folder of images.
 
-    Args:
-        option: the key that names them, for messages.
-        paths: the files from `find_files`.
-        columns: names of the columns that are read, by the key that names each.
-        separator: the separator of the columns of a csv file; by default a comma, and a tab for `.tsv`.
-        encoding: the encoding of csv, json and text files.
-
-    Raises:
-        UserError: the format is unknown, a file is empty or damaged, or lacks a column.
+    Columns of a csv file are separated by a comma by default, and a tab for `.tsv`. Raise a UserError with the option
+    of the files if the format is unknown, or a file is empty or damaged, or lacks a column.
     """
     if paths[0].is_dir():
         return _read_folder(paths[0], columns)

@@ -30,16 +30,9 @@ def train_locally(
     clip: float | None,
     key: tuple[int | str, ...],
 ) -> Tensor:
-    """Train `model` in place and return the mean loss of its steps, a scalar left on the device.
+    """Train a model that holds a client's shard, in place; return the mean loss of its steps, left on the device.
 
-    Args:
-        model: the factorized model that holds the client's shard.
-        data: the client's samples.
-        dataset: prepares and augments a raw batch.
-        local: epochs, batch size, momentum, decay.
-        lr: the learning rate of this round.
-        clip: τ, or None for no clipping.
-        key: (seed, round, client); determines the order of the samples, flips and dropout.
+    `clip` is τ, or None. The key, (seed, round, client), determines the order of the samples, flips and dropout.
     """
     optimizer = make_optimizer(model, local, lr)
     optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))

@@ -48,11 +48,7 @@ def assemble(config: Config) -> Experiment:
 
 
 def simulate_clients(config: Config) -> tuple[Dataset, Clients, Callable[[Job], Engine]]:
-    """Read the configured dataset and distribute it among clients on this machine.
-
-    Returns:
-        The dataset without its training split, the clients, and a function that creates their engine.
-    """
+    """Return the dataset without its training split, the clients on this machine, and what creates their engine."""
     engine = find_engine(config)
     device = find_device(config.device)
     if config.local.compile:
@@ -99,12 +95,8 @@ def build_experiment(
 ) -> Experiment:
     """Build the parts that train one model.
 
-    Args:
-        config: the configuration of the run.
-        dataset: the dataset without its training split, on the device.
-        clients: all that may take part.
-        make_engine: creates the engine that trains them.
-        sampler: chooses the clients of a round; by default the configured one, which knows what shards cost.
+    The dataset, without its training split, is on the device. The sampler is by default the configured one, which knows
+    what shards cost.
     """
     keep_ratios, num_samples = clients.keep_ratios, clients.num_samples
     set_stage(f"building {config.model.name}")
@@ -298,10 +290,7 @@ def dense_nbytes(model: nn.Module) -> int:
 def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.Module:
     """Build the server's model; its initial weights depend only on `data_seed` and on the configured weights.
 
-    Args:
-        config: the configuration of the run.
-        dataset: the model's inputs and classes.
-        pretrained: False leaves out the configured weights, for a structure.
+    Without `pretrained`, which leaves these out, it is a structure.
     """
     with torch.random.fork_rng(devices=[]), config.model.naming_key():
         torch.manual_seed(seed_of(config.seed_of_data, "model"))

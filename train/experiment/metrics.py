@@ -132,13 +132,7 @@ def measure(
 ) -> RoundMetrics:
     """Return the metrics that follow from a round's plan and updates.
 
-    Args:
-        experiment: the experiment whose model was trained.
-        t: the round.
-        plan: the shards as sent.
-        selection: the clients that were to upload.
-        outcome: the clients that were averaged in.
-        losses: the mean training loss of each client that reported one.
+    The selection was to upload, the outcome was averaged in; losses are of the clients that reported one.
     """
     reasons = dict(selection.rejected) | outcome.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}

@@ -150,13 +150,9 @@ def config_for_nodes(config: Config, dataset: Dataset, device: str | None = None
 
 
 def recall(config: Config) -> tuple[dict[int, Report], dict[int, str]]:
-    """Return each client's first report in the run that the directory holds, and its node's key.
+    """Return each client's first report in the directory's run, and digests of the nodes' keys; empty without a run.
 
-    Returns:
-        The reports, and digests of the keys of the nodes that had one; both empty if there is no run.
-
-    Raises:
-        UserError: the file is damaged.
+    Raise a UserError if the file is damaged.
     """
     nobody: dict[str, Any] = {"samples": [], "keep_ratios": [], "node_keys": []}
     clients = read_clients(config.directory, clients_file(config)).get(config.name, nobody)

@@ -64,11 +64,7 @@ class Runs:
 
 
 def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
-    """Read the runs in these directories, each up to its first damaged line, of which it warns.
-
-    Returns:
-        The runs, and the errors of directories that hold no run that can be read.
-    """
+    """Read runs, each up to its first damaged line, of which it warns; return them, and the errors of the others."""
     settings: dict[str, dict[str, Any]] = {}
     status: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[dict[str, Any]]] = {}
@@ -99,13 +95,9 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
-    """Read all runs with a finished round in these folders and their subfolders.
+    """Read all runs with a finished round in these folders and their subfolders; log and return the errors.
 
-    Returns:
-        The runs, and the errors, which are also logged as warnings.
-
-    Raises:
-        UserError: a folder does not exist, or there is no readable run.
+    Raise a UserError if a folder does not exist, or there is no readable run.
     """
     folders = list(folders)
     check_folders(folders)

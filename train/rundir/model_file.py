@@ -34,16 +34,9 @@ SLACK = 10  # times the file's size that a model may take while it is built
 
 
 def save_model(path: Path, model: nn.Module, rounds: int, experiments: Iterable[Experiment]) -> None:
-    """Write the dense weights of a model under their own names, with what `read_model` needs to build it.
+    """Write the dense weights of a run's model, or of several as one module, with what `read_model` needs to build it.
 
-    Args:
-        path: the path of the file.
-        model: evaluated model of a run; several models are one module.
-        rounds: number of rounds that it was trained for.
-        experiments: the experiments of each model.
-
-    Raises:
-        RunError: the disk is full or not writable.
+    Raise a RunError if the disk is full or not writable.
     """
     sizes = {
         one.config.name: {

@@ -153,15 +153,7 @@ def clients_file(config: Config) -> str:
 
 
 def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[str, Any]]:
-    """Return the records of a run's clients; empty if there are none.
-
-    Args:
-        directory: The run's directory.
-        name: The file's name; by default that of a run without privacy.
-
-    Raises:
-        UserError: the file is spoiled.
-    """
+    """Return the records of a run's clients, empty if there are none; raise a UserError if the file is spoiled."""
     path = directory / name
     if not path.is_file():
         return {}

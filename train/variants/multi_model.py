@@ -155,14 +155,7 @@ def run_multi_model(
 ) -> RoundMetrics | None:
     """Run the rounds of several models from `start`, as `train.rounds.run_rounds` runs those of one.
 
-    Args:
-        models: the models that are trained; their experiments have been started.
-        start: the first round, from 0.
-        callbacks: all are called after each round, with the plans by model.
-        history: the history of the rounds before `start`.
-
-    Returns:
-        The metrics of the last round; None if there was none to run.
+    The callbacks get the plans by model.
     """
     config, parts = models.config, models.parts
     history, metrics = history or History(config), None

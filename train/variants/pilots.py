@@ -162,14 +162,10 @@ def fit(
     levels: Sequence[float],
     cohort_size: int,
 ) -> Calibration:
-    """Return what the pilots measured.
+    """Return what the pilots measured, for the clients' shares p, (N,), and a cohort of K.
 
-    Args:
-        shares: (N,) p, summing to 1.
-        largest: the largest norms, by uniform pilot, (N,), NaN for clients that it did not draw.
-        curves: the training losses of each pilot after each round, by kind.
-        levels: losses at which the two kinds are compared.
-        cohort_size: K.
+    The largest norms are (N,) by uniform pilot, NaN for clients that it did not draw; the curves are each pilot's
+    training losses, by kind, which are compared at these levels.
     """
     norms = mean_norms(largest)
     rounds = {kind: [rounds_to(level, runs) for level in levels] for kind, runs in curves.items()}

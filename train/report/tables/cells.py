@@ -38,15 +38,8 @@ def cells_of(
 ) -> list[Cell]:
     """Return the runs of a table or figure, seed by seed, so that an interrupted table is complete for its first seeds.
 
-    Args:
-        table: the table or figure.
-        scale: ``small``, ``medium`` or ``paper``.
-        into: the folder that holds `cells/`.
-        seeds: seeds instead of the scale's own.
-        overrides: ``dotted.key=value`` for every run.
-
-    Raises:
-        UserError: an unknown scale, or an override that is not allowed.
+    The scale is ``small``, ``medium`` or ``paper``; its seeds can be replaced; `into` will hold `cells/`. Raise a
+    UserError for another scale, or an override that is not allowed.
     """
     configured = lookup(SCALES, scale, "scale")
     for key in (override.partition("=")[0] for override in overrides):
