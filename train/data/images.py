@@ -20,18 +20,10 @@ Shape = tuple[int, int, int]  # (channels, height, width)
 DARK = 2**14  # cameras write 12 or 14 bits into 16
 CHUNK = 500  # images a thread decodes at a time
 ORIENTATION, SIDEWAYS = 0x0112, 5  # a tag of EXIF, and the first of its values for which width is height
-TURNED = (
-    "",
-    "",
-    "FLIP_LEFT_RIGHT",
-    "ROTATE_180",
-    "FLIP_TOP_BOTTOM",
-    "TRANSPOSE",
-    "ROTATE_270",
-    "TRANSVERSE",
-    "ROTATE_90",
+TURNED = (  # back, by orientation
+    *("", "", "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"),
+    *("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
 )
-
 
 log = logging.getLogger(__name__)
 

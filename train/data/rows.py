@@ -69,11 +69,6 @@ class Rows:
         first, others = self.files[0][0], len(self.files) - 1
         return f"{first} and {others} more" if others else str(first)
 
-    @property
-    def is_folder(self) -> bool:
-        """Whether the rows are the images of a folder."""
-        return self.files[0][0].is_dir()
-
     def place(self, row: int) -> str:
         """Return where a row, counted from 0, is from: its number in its file, counted from 1."""
         ends = [*accumulate(count for _, count in self.files)]
@@ -118,7 +113,7 @@ class Rows:
 
         def place(row: int) -> str:
             path = images[row].get("path")
-            return str(path) if self.is_folder else f"{self.source}, column {name}, {self.place(row)}"
+            return str(path) if self.files[0][0].is_dir() else f"{self.source}, column {name}, {self.place(row)}"
 
         files = []
         for row, image in enumerate(images):

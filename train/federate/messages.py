@@ -81,5 +81,5 @@ def read_norm(content: RecordDict) -> float:
 
 
 def norm_of(sent: Shard, update: Update, lr: float) -> float:
-    """Return ‖U‖/lr, with the bits of `train.engines.two_stage.keep_updates`."""
+    """Return ‖U‖/lr, with the bits of `train.engines.two_stage.report`."""
     return float(torch.stack([update_norm(sent, update)]) / lr)

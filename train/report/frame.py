@@ -100,7 +100,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
     Raise a UserError if a folder does not exist, or there is no readable run.
     """
     folders = list(folders)
-    check_folders(folders)
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     directories = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
     all_runs, errors = read_runs(sorted(directories))
     runs = all_runs.begun
@@ -109,16 +110,6 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
         raise UserError("; ".join(errors) or names)
     warn_left_out(errors)
     return runs, errors
-
-
-def check_folders(folders: Iterable[Path]) -> None:
-    """Check that folders exist.
-
-    Raises:
-        UserError: one does not.
-    """
-    if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
 
 
 def warn_left_out(errors: Iterable[str]) -> None:
