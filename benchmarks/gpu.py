@@ -103,15 +103,7 @@ Part = Callable[[], Mapping[str, object]]
 
 
 class Bench:
-    """What the parts share: the device, the data, and whether all is tiny.
-
-    Args:
-        device: `cuda`, or `cpu` for the tiny form.
-        data: the folder of the datasets.
-
-    Attributes:
-        synthetic: the reasons why samples are random, by dataset.
-    """
+    """What the parts share: the device (`cpu` for the tiny form), the datasets, and why some have random samples."""
 
     def __init__(self, device: str, data: Path) -> None:
         self.device, self.data, self.tiny = device, data, device == "cpu"

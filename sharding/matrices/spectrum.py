@@ -154,11 +154,6 @@ def map_threads(
     Threads serve the CPU only. Another device is kept busy by one, and several that call `torch.linalg` there first, at
     the same time, fail. Each thread sets its number to one itself: linear algebra in a new thread does not follow
     torch's.
-
-    Args:
-        function: a function of an item.
-        items: the items, in order.
-        devices: the devices that the function computes on.
     """
     threads = torch.get_num_threads()
     if threads == 1 or any(device.type != "cpu" for device in devices):

@@ -98,11 +98,7 @@ def random_shard(template: Shard) -> Shard:
 
 
 class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made in this context take at once.
-
-    Attributes:
-        nbytes: the peak so far.
-    """
+    """The most bytes that tensors made in this context take at once, as `nbytes`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -63,17 +63,8 @@ class Tokenizer:
         """Join each client's texts, with an end of text after each, and cut them in blocks of `max_length`.
 
         Every token but a client's first is predicted once. The last block of a client is padded, with targets that
-        `IGNORED` says to ignore.
-
-        Args:
-            texts: the texts of all clients.
-            clients: the indices of each client's texts.
-
-        Returns:
-            The blocks, client after client, and the indices of each client's blocks.
-
-        Raises:
-            UserError: the model does not know an id.
+        `IGNORED` says to ignore. Return the blocks, client after client, and the indices of each client's; raise a
+        UserError if the model does not know an id.
         """
         ids = self._encode(texts)
         if self._eos is not None:

@@ -121,15 +121,7 @@ def form(plan: Plan, client: Client) -> Form:
 
 
 class Lane:
-    """Trains one client after the other, in the same memory.
-
-    Args:
-        job: the job of the engine.
-        capturing: whether steps are captured.
-
-    Attributes:
-        reply: the reply of the last client.
-    """
+    """Trains one client after the other, in the same memory, and keeps the `reply` of the last."""
 
     reply: Reply
     _model: nn.Module

@@ -31,12 +31,7 @@ log = logging.getLogger(__name__)
 class RayEngine(Engine):
     """Trains each client as a Ray task on one core, or on one GPU where the job is on a GPU.
 
-    Args:
-        job: the job to train.
-
-    Raises:
-        ImportError: Ray is not installed.
-        UserError: no cluster is there, or the job has a part that cannot be sent to it.
+    Raise an ImportError if Ray is not installed, a UserError if no cluster is there or the job cannot be sent to it.
     """
 
     def __init__(self, job: Job) -> None:

@@ -13,11 +13,7 @@ ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked a run to stop, and the run stopped after a round.
-
-    Attributes:
-        signal: the signal's number.
-    """
+    """A signal, whose number is kept, asked a run to stop, and the run stopped after a round."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -25,11 +21,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether to stop after the current round.
-
-    Attributes:
-        signal: the signal that asked to stop, or None.
-    """
+    """Whether to stop after the current round: the signal that asked for it, or None."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

@@ -35,11 +35,7 @@ MEANS = ("train_loss", "test_accuracy", "test_loss", "train_set_accuracy", "trai
 
 @dataclass
 class MultiModel:
-    """Several models, for whose clients the sampler chooses a model.
-
-    Attributes:
-        parts: the experiments that train the models, by name.
-    """
+    """Several models, whose experiments are the `parts`, by name; the sampler chooses a model for each client."""
 
     config: Config
     parts: Mapping[str, Experiment]
