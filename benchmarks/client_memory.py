@@ -62,15 +62,14 @@ def server_model(config: Config, dataset: Dataset) -> nn.Module:
     return first_model(config, model, make_planner(config).strategy, RATIOS[config.name])
 
 
-def with_samples(dataset: Dataset, count: int) -> Dataset:
-    """Return a dataset with random samples for testing in place of its own, so that no data are needed."""
+def random_split(dataset: Dataset, count: int) -> Split:
+    """Return random samples of a dataset's shapes, so that no data are needed."""
     rng = torch.Generator().manual_seed(0)
     is_text = len(dataset.input_shape) == 1
     high, dtype = (dataset.num_classes, torch.int64) if is_text else (256, torch.uint8)
     drawn = torch.randint(high, (count, *dataset.input_shape), generator=rng, dtype=dtype)
     predicts_tokens = is_text and dataset.name != "files"
-    split = Split(drawn, drawn if predicts_tokens else torch.randint(dataset.num_classes, (count,), generator=rng))
-    return Dataset(**vars(dataset) | {"train": split, "test": split})
+    return Split(drawn, drawn if predicts_tokens else torch.randint(dataset.num_classes, (count,), generator=rng))
 
 
 def shard_nbytes(name: str, ratio: float) -> int:
@@ -107,8 +106,9 @@ def measure(name: str, checkpoint: bool, kind: str, ratio: float, width: int) ->
     torch.set_num_threads(1)
     overrides = [f"local.checkpoint={str(checkpoint).lower()}", *(of_width(name, width) if width else [])]
     config = configure(name, *overrides, *(["strategy=dense", "residual=null"] if kind != "shard" else []))
-    dataset = with_samples(dataset_of(config), config.local.batch_size)
-    steps(config, with_samples(dataset, 2), ratio, 1)  # loads the kernels' code
+    dataset = dataset_of(config)
+    steps(config, replace(dataset, test=random_split(dataset, 2)), ratio, 1)  # loads the kernels' code
+    dataset = replace(dataset, test=random_split(dataset, config.local.batch_size))
     release_freed_memory()
     before = resident("VmRSS")
     forget_peak()
