@@ -290,7 +290,7 @@ def dense_nbytes(model: nn.Module) -> int:
 def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.Module:
     """Build the server's model; its initial weights depend only on `data_seed` and on the configured weights.
 
-    Without `pretrained`, which leaves these out, it is a structure.
+    `pretrained=False` leaves out the configured weights, for a structure.
     """
     with torch.random.fork_rng(devices=[]), config.model.naming_key():
         torch.manual_seed(seed_of(config.seed_of_data, "model"))

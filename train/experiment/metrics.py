@@ -132,7 +132,7 @@ def measure(
 ) -> RoundMetrics:
     """Return the metrics that follow from a round's plan and updates.
 
-    The selection was to upload, the outcome was averaged in; losses are of the clients that reported one.
+    Clients of the selection were to upload, those of the outcome were averaged in, and those with a loss reported it.
     """
     reasons = dict(selection.rejected) | outcome.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}
