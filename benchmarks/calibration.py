@@ -15,14 +15,15 @@ Nothing is fine-tuned after a truncation.
 """
 
 import argparse
-import csv
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from measure import save_rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,44 +34,32 @@ from sharding import factorize
 from train.data import Dataset, load_dataset
 
 Batch = dict[str, Tensor]
+Row = dict[str, str]
 BATCH = 16
 RESULTS = Path(__file__).parents[1] / "results" / "calibration"
 FEW = 1 / 24  # of the terms, on top of a residual: 16 of 384
 
 
-def truncations(
-    model: nn.Module, calibration: Sequence[object], **options: object
-) -> Iterator[tuple[tuple[str, ...], nn.Module]]:
+def truncations(model: nn.Module, calibration: Sequence[object], **options: object) -> Iterator[tuple[Row, nn.Module]]:
     """Yield the model and each truncation of it, with the share of its terms, its residual, and what chose its terms.
 
-    Args:
-        model: a dense model.
-        calibration: batches of its inputs.
-        options: the options of `factorize`.
+    `calibration` has batches of its inputs, and the options are those of `factorize`.
     """
-    yield ("all", "none", "weights"), model
+
+    def case(share: str, residual: str = "none", terms_by: str = "weights") -> Row:
+        return {"keep_ratio": share, "residual": residual, "terms_by": terms_by}
+
+    yield case("all"), model
     for share in (0.1, 0.25, 0.5):
-        yield (f"{share:.3g}", "none", "weights"), factorize(model, share, **options)
-        yield (f"{share:.3g}", "none", "activations"), factorize(model, share, calibration=calibration, **options)
+        yield case(f"{share:.3g}"), factorize(model, share, **options)
+        by_activations = factorize(model, share, calibration=calibration, **options)
+        yield case(f"{share:.3g}", terms_by="activations"), by_activations
     for residual in ("int4", "int8"):
-        yield (f"{FEW:.3g}", residual, "weights"), factorize(model, FEW, residual_format=residual, **options)
-
-
-def write(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write and print rows as they come."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / name).open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["keep_ratio", "residual", "terms_by", *columns])
-        for row in rows:
-            writer.writerow(row)
-            file.flush()
-            print(*row, sep="\t", flush=True)
+        yield case(f"{FEW:.3g}", residual), factorize(model, FEW, residual_format=residual, **options)
 
 
 def load_documents(folder: Path, split: str, count: int, tokens: int) -> tuple[list[Batch], np.ndarray]:
     """Return the first documents of each class in turn, tokenized in batches of similar length, and their labels."""
-    import pandas as pd  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     table = pd.read_parquet(folder / "newsgroups20" / f"{split}.parquet")
@@ -103,7 +92,7 @@ def accuracy(train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test
     return 100 * float(probe.fit(train, train_labels).score(test, test_labels))
 
 
-def minilm(folder: Path, args: argparse.Namespace) -> Iterator[list[str]]:
+def minilm(folder: Path, args: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each truncation of the text encoder."""
     from transformers import AutoModel  # noqa: PLC0415
 
@@ -115,7 +104,7 @@ def minilm(folder: Path, args: argparse.Namespace) -> Iterator[list[str]]:
         features = features_of(each, test)
         error = np.linalg.norm(features - exact) / np.linalg.norm(exact)
         percent = accuracy(features_of(each, train), train_labels, features, test_labels)
-        yield [*case, f"{error:.3f}", f"{percent:.1f}"]
+        yield case | {"feature_error": f"{error:.3f}", "accuracy": f"{percent:.1f}"}
 
 
 def train_gpt(data: Dataset, steps: int) -> nn.Module:
@@ -145,18 +134,15 @@ def perplexity(model: nn.Module, data: Dataset, count: int) -> float:
     return float(loss_of(model, data, data.test.inputs[:count], data.test.targets[:count]).exp())
 
 
-def gpt(folder: Path, args: argparse.Namespace) -> Iterator[list[str]]:
+def gpt(folder: Path, args: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each truncation of a GPT that is trained first."""
     data = load_dataset("shakespeare", root=folder)
     model = train_gpt(data, args.steps)
     for case, each in truncations(model, data.train.inputs[: args.calibration].split(BATCH)):
-        yield [*case, f"{perplexity(each, data, args.test):.2f}"]
+        yield case | {"perplexity": f"{perplexity(each, data, args.test):.2f}"}
 
 
-MODELS = {
-    "minilm": (minilm, "calibration.csv", ("feature_error", "accuracy")),
-    "gpt": (gpt, "gpt.csv", ("perplexity",)),
-}
+MODELS = {"minilm": (minilm, "calibration.csv"), "gpt": (gpt, "gpt.csv")}
 
 
 def main() -> None:
@@ -173,8 +159,12 @@ def main() -> None:
         parser.error(f"{unknown[0]} is not one of {', '.join(MODELS)}")
     folder = Path(os.environ.get("SHARDING_DATA") or "data").expanduser()
     for name in args.models or MODELS:
-        measure, file, columns = MODELS[name]
-        write(file, columns, measure(folder, args))
+        measure, file = MODELS[name]
+        rows = []
+        for row in measure(folder, args):
+            print(row, flush=True)
+            rows.append(row)
+            save_rows(RESULTS / file, rows)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ steps. A narrow network is also the part that HeteroFL would send for these byte
 (all-MiniLM-L6-v2 in Hugging Face's format), of which only the shapes are read.
 """
 
-import json
-import subprocess
-import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -20,9 +17,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-import pandas as pd
 import torch
-from measure import resident
+from measure import forget_peak, in_new_process, resident, save_rows
 from torch import nn
 
 from sharding import Frozen, clip_and_decay, init_empty
@@ -66,15 +62,14 @@ def server_model(config: Config, dataset: Dataset) -> nn.Module:
     return first_model(config, model, make_planner(config).strategy, RATIOS[config.name])
 
 
-def with_samples(dataset: Dataset, count: int) -> Dataset:
-    """Return a dataset with random samples for testing in place of its own, so that no data are needed."""
+def random_split(dataset: Dataset, count: int) -> Split:
+    """Return random samples of a dataset's shapes, so that no data are needed."""
     rng = torch.Generator().manual_seed(0)
     is_text = len(dataset.input_shape) == 1
     high, dtype = (dataset.num_classes, torch.int64) if is_text else (256, torch.uint8)
     drawn = torch.randint(high, (count, *dataset.input_shape), generator=rng, dtype=dtype)
     predicts_tokens = is_text and dataset.name != "files"
-    split = Split(drawn, drawn if predicts_tokens else torch.randint(dataset.num_classes, (count,), generator=rng))
-    return Dataset(**vars(dataset) | {"train": split, "test": split})
+    return Split(drawn, drawn if predicts_tokens else torch.randint(dataset.num_classes, (count,), generator=rng))
 
 
 def shard_nbytes(name: str, ratio: float) -> int:
@@ -106,16 +101,17 @@ def random_frozen(template: Frozen) -> Frozen:
     return Frozen(residuals, {name: 0.02 * torch.randn(part.shape) for name, part in template.parameters.items()})
 
 
-def measure(name: str, kind: str, ratio: float, width: int, checkpoint: bool) -> dict[str, float]:
+def measure(name: str, checkpoint: bool, kind: str, ratio: float, width: int) -> dict[str, float]:
     """Train a client for some steps in this process."""
     torch.set_num_threads(1)
     overrides = [f"local.checkpoint={str(checkpoint).lower()}", *(of_width(name, width) if width else [])]
     config = configure(name, *overrides, *(["strategy=dense", "residual=null"] if kind != "shard" else []))
-    dataset = with_samples(dataset_of(config), config.local.batch_size)
-    steps(config, with_samples(dataset, 2), ratio, 1)  # loads the kernels' code
+    dataset = dataset_of(config)
+    steps(config, replace(dataset, test=random_split(dataset, 2)), ratio, 1)  # loads the kernels' code
+    dataset = replace(dataset, test=random_split(dataset, config.local.batch_size))
     release_freed_memory()
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    forget_peak()
     seconds = steps(config, dataset, ratio, 4)
     process = resident("VmHWM") - before
     model, planner = server_model(config, dataset), make_planner(config)
@@ -168,20 +164,12 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("into", type=Path, nargs="?", default=ROOT / "results" / "client_memory")
     parser.add_argument("--only", nargs="*", default=list(RATIOS), help="configurations")
-    parser.add_argument("--case", help="measure this case here, and print it")
     arguments = parser.parse_args()
-    if arguments.case:
-        case = json.loads(arguments.case)
-        print(json.dumps(measure(case["model"], case["kind"], case["keep_ratio"], case["width"], case["checkpoint"])))
-        return
-    arguments.into.mkdir(parents=True, exist_ok=True)
     rows = []
     for case in cases(arguments.only):
-        command = [sys.executable, __file__, "--case", json.dumps(case)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-        rows.append(case | json.loads(done.stdout.splitlines()[-1]))
+        rows.append(case | in_new_process(measure, *case.values()))
         print(rows[-1], flush=True)
-        pd.DataFrame(rows).to_csv(arguments.into / "memory.csv", index=False)
+        save_rows(arguments.into / "memory.csv", rows)
 
 
 if __name__ == "__main__":

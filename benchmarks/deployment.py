@@ -14,11 +14,9 @@ import json
 import os
 import shlex
 import socket
-import subprocess
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
@@ -28,14 +26,14 @@ from time import sleep
 
 from measure import save
 
-ROOT = Path(__file__).parents[1]
-LOOPBACK = "127.0.0.1"
-WARM = (sys.executable, "-m", "sharding.flower.warm")
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own programs
+
+from tests.sharding.flower.programs import LOOPBACK, ROOT, WARM, Programs
+
 EMPTY = Path(__file__).parent / "peers" / "empty"  # the app of an empty round
 ROUNDS = Path(__file__).parent / "peers" / "rounds"
-EXAMPLE = ROOT / "examples" / "flower_app"
 STRATEGIES = ("FedAvg", "SpectralSharding")
-NODE = {"flower-supernode": ["flower-supernode"], "sharding.flower.warm": WARM}  # the program of a node
+NODE = {"flower-supernode": ("flower-supernode",), "sharding.flower.warm": WARM}  # the program of a node
 CONFIG = str(ROOT / "configs" / "quickstart.yaml")
 NODES = (2, 4, 8)
 WIDE = [
@@ -74,58 +72,22 @@ class Relay:
             return
 
 
-def free_port() -> int:
-    """Return a free port of this machine."""
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return int(listener.getsockname()[1])
-
-
-class Deployment(ExitStack):
-    """A SuperLink on loopback and what calls it; all end with the context. Homes and logs are in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder, self.port = folder, free_port()
-        self.folder.mkdir(parents=True)
-        link = f'[superlink.here]\naddress = "{LOOPBACK}:{self.port}"\ninsecure = true\n'
-        (folder / "config.toml").write_text(link, encoding="utf-8")
-        command = ["flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(self.port)]
-        self.start("superlink", [*command, "--disable-runtime-dependency-installation"])
-        with socket.socket() as caller:
-            while caller.connect_ex((LOOPBACK, self.port)):
-                sleep(0.2)
-
-    def start(self, name: str, command: Sequence[str], home: str = "") -> subprocess.Popen[bytes]:
-        """Start a program in the background."""
-        paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        settings = {"FLWR_HOME": str(self.folder / home), "PYTHONPATH": os.pathsep.join(paths)}
-        output = self.enter_context((self.folder / f"{name}.log").open("wb"))
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | settings)
-        self.callback(process.wait)
-        self.callback(process.terminate)
-        return process
-
-    def node(self, number: int, port: int, program: Sequence[str] = WARM) -> None:
-        """Start a SuperNode that calls this port."""
-        command = [*program, "--insecure", "--superlink", f"{LOOPBACK}:{port}", "--port", str(free_port())]
-        self.start(f"node-{number}", [*command, "--node-config", f"partition-id={number}"], f"node-{number}")
-
-    def submit(self, app: Path, settings: dict[str, object]) -> subprocess.Popen[bytes]:
-        """Submit an app."""
-        values = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        return self.start("run", ["flwr", "run", str(app), "here", "--stream", "--run-config", values])
+def run_config(settings: Mapping[str, object]) -> str:
+    """Return settings as `flwr run` takes them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
 
 
 def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tuple[int, int]]]:
     """Return the rounds' metrics, and the bytes sent down and up until the end of each."""
     words = [*WIDE, f"clients.count={nodes}", f"clients.per_round={nodes}", f"output={folder / 'run'}"]
     path, passed, lines = folder / "run" / "metrics.jsonl", list[tuple[int, int]](), list[str]()
-    with Deployment(folder / "deployment") as deployment:
-        relay = Relay(deployment.port)
+    folder.mkdir()
+    with Programs(folder / "programs") as programs:
+        programs.superlink()
+        relay = Relay(programs.port)
         for node in range(nodes):
-            deployment.node(node, relay.port)
-        run = deployment.submit(ROOT, {"config": CONFIG, "overrides": shlex.join(words)})
+            programs.node(node, port=relay.port)
+        run = programs.submit(ROOT, run_config({"config": CONFIG, "overrides": shlex.join(words)}))
         ended = False
         while not ended:
             ended = run.poll() is not None
@@ -137,17 +99,17 @@ def federated(nodes: int, folder: Path) -> tuple[list[dict[str, float]], list[tu
 
 def timed(app: Path, nodes: int, folder: Path, settings: dict[str, object], program: Sequence[str]) -> list[float]:
     """Run an app, and return the seconds of its rounds, which it writes to the `output` of its settings."""
-    with Deployment(folder) as deployment:
+    with Programs(folder) as programs:
+        programs.superlink()
         for node in range(nodes):
-            deployment.node(node, deployment.port, program)
-        deployment.submit(app, settings).wait()
+            programs.node(node, program=program)
+        programs.submit(app, run_config(settings)).wait()
     return [float(seconds) for seconds in Path(str(settings["output"])).read_text().split()]
 
 
 def in_turn(into: Path, turns: int, rounds: int = 4) -> None:
     """Measure the seconds of rounds of FedAvg and of ours, on nodes that start apps cold and warm, and write them."""
     scratch, rows, cores = Path(mkdtemp()), {}, len(os.sched_getaffinity(0))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
     for turn, strategy, node in product(range(turns), STRATEGIES, NODE):
         folder = scratch / f"{strategy}-{node}-{turn}"
         settings = {"strategy": strategy, "rounds": rounds, "output": str(folder / "seconds")}

@@ -10,11 +10,8 @@ exchange of the round takes beyond the model and its plan. Writes results/federa
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +20,8 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from measure import resident
-from scale import KEEP_RATIO, forget_peak, gpt2, trained
+from measure import forget_peak, in_new_process, resident, save_rows
+from scale import KEEP_RATIO, gpt2, trained
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `train` runs from a checkout
 
@@ -136,9 +133,8 @@ def serve(num_clients: int, layers: int) -> Row:
 
 
 def measure(counts: Iterable[int], layers: int) -> list[Row]:
-    """Measure each number of clients in a fresh process."""
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
-        return [fresh.submit(serve, count, layers).result() for count in counts]
+    """Measure each number of clients in a process of its own."""
+    return [in_new_process(serve, count, layers) for count in counts]
 
 
 def main() -> None:
@@ -149,12 +145,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("results/federation_memory.csv"))
     arguments = parser.parse_args()
     rows = measure(arguments.counts, arguments.layers)
-    with arguments.output.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-    for row in rows:
-        print(row)
+    print(*rows, sep="\n")
+    save_rows(arguments.output, rows)
 
 
 if __name__ == "__main__":

@@ -20,22 +20,20 @@ results/finetune_memory/memory.csv. Linux only, for checks.
 """
 
 import argparse
-import csv
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass, fields, replace
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from measure import resident
+from measure import forget_peak, in_new_process, resident, save_rows
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `models` and `train` run from a checkout
 
 from client_memory import random_frozen
+from scale import llama
 
 from sharding import ShardPlanner, client_model, factorize, init_empty, shardable_layers
 from sharding.modules.memory import release_freed_memory
@@ -88,19 +86,11 @@ def vit_b() -> nn.Module:
     return create_model("vit_base_patch16_224", num_classes=100)
 
 
-def decoder() -> nn.Module:
-    """Return a decoder of 1.1 billion parameters, of TinyLlama's shape."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
-
-    shape = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22}
-    return LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=32, num_key_value_heads=4, use_cache=False))
-
-
 MODELS: dict[str, tuple[Callable[..., nn.Module], int, str]] = {  # with its width, and the name of a new head
     "minilm": (minilm, 384, "classifier"),
     "gpt2": (gpt2, 768, ""),
     "vit_b": (vit_b, 768, "head"),
-    "decoder": (decoder, 2048, ""),
+    "decoder": (llama, 2048, ""),
 }
 
 
@@ -218,7 +208,7 @@ def grown(method: str, name: str) -> int:
     release_freed_memory()
     before = resident("VmRSS")
     model = MAKERS[method](make, head, RANK / width)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here, not from drawing random values
+    forget_peak()  # of drawing random values
     train(method, model)
     return resident("VmHWM") - before
 
@@ -230,8 +220,7 @@ def check(method: str, name: str, static: int) -> list[int]:
         os.environ.pop(THRESHOLD, None)
         if threshold:
             os.environ[THRESHOLD] = threshold
-        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-            results.append(fresh.submit(task, method, name).result())
+        results.append(in_new_process(task, method, name))
     return [static + results[0], *results[1:]]
 
 
@@ -240,22 +229,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", nargs="*", default=["minilm", "gpt2"], choices=["minilm", "gpt2"])
     args = parser.parse_args()
-    path = Path(__file__).parents[1] / "results" / "finetune_memory" / "memory.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        parts = [part.name for part in fields(Memory)]
-        writer.writerow(["model", "parameters", "method", *parts, "with_activations", "process", "default_process"])
-        for name, (make, width, head) in MODELS.items():
-            for method, count in METHODS.items():
-                with init_empty():
-                    model = make()
-                memory, checks = count(model, head, RANK / width), ["", "", ""]
-                if name in args.check and method in CHECKED:
-                    checks = check(method, name, memory.frozen + memory.trained + memory.message)
-                row = [name, size(model), method, *astuple(memory), *checks]
-                writer.writerow(row)
-                print(*row, sep="\t", flush=True)
+    rows: list[dict[str, object]] = []
+    for name, (make, width, head) in MODELS.items():
+        for method, count in METHODS.items():
+            with init_empty():
+                model = make()
+            memory, checks = count(model, head, RANK / width), ["", "", ""]
+            if name in args.check and method in CHECKED:
+                checks = check(method, name, memory.frozen + memory.trained + memory.message)
+            named = zip(("with_activations", "process", "default_process"), checks, strict=True)
+            rows.append({"model": name, "parameters": size(model), "method": method, **asdict(memory), **dict(named)})
+            print(rows[-1], flush=True)
+            save_rows(Path(__file__).parents[1] / "results" / "finetune_memory" / "memory.csv", rows)
 
 
 if __name__ == "__main__":

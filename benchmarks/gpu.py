@@ -30,6 +30,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of the devi
 
 import numpy as np
 import torch
+from client_memory import random_split
 from measure import save, seconds
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -45,7 +46,7 @@ from sharding.rounds.failures import one_line
 from sharding.terms.strategies import num_terms
 from train.callbacks import Callback, Plans
 from train.config.schema import Config, load_config
-from train.data import Dataset, Split, default_root, empty_dataset
+from train.data import Dataset, default_root, empty_dataset
 from train.engines import LanesEngine
 from train.engines.engine import Engine
 from train.engines.local_training import loss_of, make_optimizer, raw_batches
@@ -103,15 +104,7 @@ Part = Callable[[], Mapping[str, object]]
 
 
 class Bench:
-    """What the parts share: the device, the data, and whether all is tiny.
-
-    Args:
-        device: `cuda`, or `cpu` for the tiny form.
-        data: the folder of the datasets.
-
-    Attributes:
-        synthetic: the reasons why samples are random, by dataset.
-    """
+    """What the parts share: the device (`cpu` for the tiny form), the datasets, and why some have random samples."""
 
     def __init__(self, device: str, data: Path) -> None:
         self.device, self.data, self.tiny = device, data, device == "cpu"
@@ -150,23 +143,16 @@ class Bench:
 
 def random_samples(name: str, num_clients: int, tiny: bool) -> Dataset:
     """Return a dataset of random samples: about as many as the published one has, or a few."""
-    dataset, rng = empty_dataset(name), torch.Generator().manual_seed(0)
+    dataset = empty_dataset(name)
     if name == "shakespeare":
         each, num_test = (8, 8) if tiny else (50, 2000)
         total = each * num_clients
         dataset = replace(dataset, natural=np.array_split(np.arange(total), num_clients))
-        high, kind, targets = dataset.num_classes, torch.int64, dataset.input_shape
     else:
         total, num_test = (40, 8) if tiny else (50_000, 10_000)
         coarse = np.arange(100) // 5 if name == "cifar100" else None  # pachinko allocation needs superclasses
         dataset = replace(dataset, coarse=coarse)
-        high, kind, targets = 256, torch.uint8, ()
-
-    def draw(count: int) -> Split:
-        inputs = torch.randint(high, (count, *dataset.input_shape), generator=rng, dtype=kind)
-        return Split(inputs, torch.randint(dataset.num_classes, (count, *targets), generator=rng))
-
-    return replace(dataset, train=draw(total), test=draw(num_test))
+    return replace(dataset, train=random_split(dataset, total), test=random_split(dataset, num_test))
 
 
 def batch_norm(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

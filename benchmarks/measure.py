@@ -9,10 +9,16 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
+import pandas as pd
 import torch
+
+Result = TypeVar("Result")
 
 MARK = "MEMORY_MARK"  # an environment variable, which children inherit
 
@@ -35,14 +41,22 @@ def save(path: Path, results: Mapping[str, object]) -> None:
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
+def save_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write results as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def in_new_process(function: Callable[..., Result], *args: object) -> Result:
+    """Call a function in a process that has computed nothing before."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+        return fresh.submit(function, *args).result()
+
+
 def run_and_watch(
     command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, interval: float = 0.5
 ) -> tuple[list[str], float]:
-    """Run a command and return its printed lines and its peak memory in MB.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Return a command's printed lines and its peak memory in MB; raise a RuntimeError if it fails."""
     mark, peak = uuid.uuid4().hex, 0
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -75,3 +89,8 @@ def resident(field: str) -> int:
     """Return the bytes of this process's memory now (`VmRSS`) or at its peak (`VmHWM`)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak of this process's memory start from what it takes now."""
+    Path("/proc/self/clear_refs").write_text("5")

@@ -14,15 +14,13 @@ import argparse
 import csv
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
-from measure import resident
+from measure import forget_peak, in_new_process, resident, save_rows
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -88,11 +86,6 @@ INPUTS: dict[str, Callable[[], Tensor]] = {
     "resnet18": lambda: torch.randn(8, 3, 32, 32),
     "vit_b": lambda: torch.randn(8, 3, 224, 224),
 }
-
-
-def forget_peak() -> None:
-    """Let the peak of this process's memory start from what it takes now."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def plan_round(server: Server) -> Plan:
@@ -195,10 +188,10 @@ def train(name: str, path: Path) -> Row:
 
 
 def measure(name: str, threads: int) -> Row:
-    """Measure server and client of one model, each in a fresh process."""
-    with TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+    """Measure server and client of one model, each in a process of its own."""
+    with TemporaryDirectory() as folder:
         path = Path(folder)
-        return fresh.submit(serve, name, path, threads).result() | fresh.submit(train, name, path).result()
+        return in_new_process(serve, name, path, threads) | in_new_process(train, name, path)
 
 
 def main() -> None:
@@ -215,11 +208,7 @@ def main() -> None:
     for name in args.models or [name for name in names if name not in rows]:
         rows[name] = measure(name, args.threads)
         print(rows[name], flush=True)
-        path.parent.mkdir(exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[name], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows[model] for model in names if model in rows)
+        save_rows(path, [rows[model] for model in names if model in rows])
 
 
 if __name__ == "__main__":

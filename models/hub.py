@@ -34,14 +34,9 @@ class _Heard(logging.Handler):
 
 @contextmanager
 def reading(source: str, what: str) -> Iterator[None]:
-    """Read from a folder or from the hub, with transformers installed; its warnings are logged here, each once.
+    """Read from a folder or the hub, with transformers installed; its warnings are logged here, each once.
 
-    Args:
-        source: the folder, or an id on the hub.
-        what: a name of what is read, for messages, such as `weights=bert for causal_lm`.
-
-    Raises:
-        UserError: any error, in one line.
+    Any error becomes a UserError in one line, with a name of what is read, such as `weights=bert for causal_lm`.
     """
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415 - an extra
 
@@ -69,11 +64,7 @@ def reading(source: str, what: str) -> Iterator[None]:
 
 
 def read_config(weights: str, what: str | None = None, **options: Any) -> Any:
-    """Return the configuration of a model of transformers.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the configuration of a model of transformers, or raise a UserError if it cannot be read."""
     from transformers import AutoConfig  # noqa: PLC0415 - an extra
 
     with reading(weights, what or f"weights={weights}"):
@@ -86,11 +77,7 @@ def is_url(path: str | Path) -> bool:
 
 
 def refuse_url(path: str | Path, key: str) -> None:
-    """Refuse the URL of a file that has to be on this machine.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise a UserError for the URL of a file that has to be on this machine."""
     if is_url(path):
         raise UserError(f"{key}={path} is a URL, which is not read; download it, and give the path of the copy")
 

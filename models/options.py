@@ -6,11 +6,7 @@ from sharding.errors import UserError
 
 
 def positive(**numbers: float | Sequence[int]) -> None:
-    """Refuse numbers, and lists of numbers, that are empty or not above zero.
-
-    Raises:
-        UserError: naming the option and its value.
-    """
+    """Raise a UserError that names a number, or list of numbers, that is empty or not above zero."""
     for option, value in numbers.items():
         values = value if isinstance(value, Sequence) else (value,)
         if not values or min(values) <= 0:
@@ -18,11 +14,7 @@ def positive(**numbers: float | Sequence[int]) -> None:
 
 
 def fraction(**numbers: float) -> None:
-    """Refuse a dropout rate outside [0, 1).
-
-    Raises:
-        UserError: naming the option and its value.
-    """
+    """Raise a UserError that names a dropout rate outside [0, 1)."""
     for option, value in numbers.items():
         if not 0 <= value < 1:
             raise UserError(f"{option}={value} must be at least 0 and below 1")

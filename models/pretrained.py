@@ -126,11 +126,7 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
 
 
 def load_transformer(model: nn.Module, weights: str) -> None:
-    """Load the weights of a folder or of the hub into a model that `build_transformer` built for it.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Load weights of a folder or the hub into a model of `build_transformer`, or raise a UserError."""
     assert isinstance(model, Transformer)
     built, embeddings = model.model, [layer for layer in model.modules() if isinstance(layer, nn.Embedding)]
     with reading(weights, f"weights={weights} for {type(built).__name__}"):
@@ -197,24 +193,15 @@ def _first(names: str | Sequence[str] | None) -> str | None:
 
 
 def load_weights(model: nn.Module, weights: str) -> None:
-    """Load what fits from a file of named tensors into a model.
+    """Load what fits into a model, in place, from a file of safetensors, or of `torch.save` with tensors only.
 
-    Args:
-        model: the model, which is changed in place.
-        weights: a safetensors file, or one that `torch.save` wrote of tensors only.
-
-    Raises:
-        UserError: the file cannot be read, or is of another model.
+    Raise a UserError if the file cannot be read, or is of another model.
     """
     load_state(model, _read_tensors(Path(weights)), weights)
 
 
 def load_state(model: nn.Module, values: Mapping[str, Tensor], source: str) -> None:
-    """Load the tensors that fit a model, and log what does not.
-
-    Raises:
-        UserError: less than half of the model's parameters have a value.
-    """
+    """Load the tensors that fit, and log what does not; raise a UserError if most parameters have no value."""
     state, parameters = model.state_dict(), dict(model.named_parameters())
     fitting = {name: value for name, value in values.items() if name in state and state[name].shape == value.shape}
     other = [name for name in values if name in state and name not in fitting]

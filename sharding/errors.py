@@ -41,10 +41,7 @@ def join_first(names: Sequence[object], most: int = 3) -> str:
 def suggest(name: str, allowed: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `` (did you mean 'x'?)`` for the closest allowed name, or nothing when none is close.
 
-    Args:
-        name: the unknown name.
-        allowed: the known names.
-        cutoff: the least similarity, in 0…1, of a close name.
+    The cutoff is the least similarity, in 0…1, of a close name.
     """
     close = get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""

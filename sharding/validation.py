@@ -70,11 +70,7 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def as_whole(value: object, name: str, most: int | None = None, least: int = 1) -> int:
-    """Return a whole number as an int.
-
-    Raises:
-        UserError: it is not whole, below `least`, or above `most`.
-    """
+    """Return an int, or raise a UserError unless the number is whole, at least `least` and at most `most`."""
     if is_whole(value) and value >= least and (most is None or value <= most):
         return int(value)
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -82,11 +78,7 @@ def as_whole(value: object, name: str, most: int | None = None, least: int = 1) 
 
 
 def as_floats(values: Any, name: str) -> Vector:
-    """Return an array in float64; subclasses of arrays are kept.
-
-    Raises:
-        UserError: complex values, or no numbers.
-    """
+    """Return an array in float64, of its own class; raise a UserError for complex values, and for no numbers."""
     try:
         array = np.asanyarray(values)
         if array.dtype.kind != "c":
@@ -97,11 +89,7 @@ def as_floats(values: Any, name: str) -> Vector:
 
 
 def check_probabilities(values: Vector, name: str) -> None:
-    """Check that a vector's entries are probabilities.
-
-    Raises:
-        UserError: one is outside [0, 1] or NaN.
-    """
+    """Raise a UserError if an entry of a vector is outside [0, 1] or NaN."""
     bad = np.flatnonzero(~((values >= 0.0) & (values <= 1.0)))
     if bad.size:
         raise UserError(
@@ -111,11 +99,7 @@ def check_probabilities(values: Vector, name: str) -> None:
 
 
 def as_amounts(values: Any, name: str) -> Vector:
-    """Return a vector of finite numbers of at least 0, in float64.
-
-    Raises:
-        UserError: anything else.
-    """
+    """Return a vector of finite numbers of at least 0, in float64, or raise a UserError."""
     vector = np.asarray(as_floats(values, name))
     if vector.ndim != 1:
         raise UserError(f"{name} has shape {vector.shape}; a vector is needed")
@@ -126,11 +110,7 @@ def as_amounts(values: Any, name: str) -> Vector:
 
 
 def as_alike(**vectors: Any) -> tuple[Vector, ...]:
-    """Return vectors of one length, given by their names, each as `as_amounts` does.
-
-    Raises:
-        UserError: anything else.
-    """
+    """Return vectors of one length, given by their names, each as `as_amounts` does, or raise a UserError."""
     checked = [as_amounts(values, name) for name, values in vectors.items()]
     sizes = [str(vector.size) for vector in checked]
     if len({*sizes}) > 1:
@@ -169,8 +149,7 @@ def positives_first(positive: NDArray[np.bool_], num_terms: int) -> NDArray[np.f
 def weights_for(weights: ArrayLike, num_terms: int) -> tuple[NDArray[np.float64], int]:
     """Return the weights of successive sampling, divided by the largest, and the number of terms to draw.
 
-    Raises:
-        UserError: weights negative or not finite, or fewer positive ones than `num_terms`.
+    Raise a UserError for weights negative or not finite, or fewer positive ones than `num_terms`.
     """
     scaled = nonnegative(weights, "weights")
     n = as_whole(num_terms, "num_terms", most=scaled.size)

@@ -104,11 +104,7 @@ TRACKERS: dict[str, Callable[..., Any] | str] = {"wandb": "train.callbacks.wandb
 
 
 def import_parts(modules: Sequence[str]) -> None:
-    """Import modules that register parts.
-
-    Raises:
-        UserError: a module does not exist or cannot be imported.
-    """
+    """Import modules that register parts, or raise a UserError that names the one that cannot be imported."""
     for module in modules:
         try:
             importlib.import_module(module)

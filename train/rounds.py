@@ -22,16 +22,9 @@ from train.experiment.metrics import RoundMetrics, measure
 def run_rounds(
     experiment: Experiment, start: int = 0, callbacks: Sequence[Callback] = (), history: History | None = None
 ) -> RoundMetrics | None:
-    """Run the rounds from `start`, until the last one or until the history or a callback ends the run.
+    """Run the rounds of a started experiment until the last, or until the history or a callback ends the run.
 
-    Args:
-        experiment: the experiment whose model is trained; it has been started.
-        start: the first round, from 0.
-        callbacks: all are called after each round.
-        history: the history of the rounds before `start`.
-
-    Returns:
-        The metrics of the last round; None if there was none to run.
+    The history has the rounds before `start`, counted from 0. Return the metrics of the last round; None without one.
     """
     config, server, sampler = experiment.config, experiment.server, experiment.sampler
     history, metrics = history or History(config), None

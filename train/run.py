@@ -66,7 +66,7 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
     provenance = Provenance.read(config.directory) if resume else None
     experiment = build(keep_device(config, provenance))
     try:
-        models = _models_of(experiment)
+        models = [*experiment.parts.values()] if isinstance(experiment, MultiModel) else [experiment]
         clients = describe_clients(models)
         if resume:
             check_clients(config, clients)
@@ -104,10 +104,6 @@ def _train(config: Config, callbacks: Sequence[Callback], resume: bool, build: B
                 request.raise_if_set()
     finally:
         experiment.close()
-
-
-def _models_of(experiment: Experiment | MultiModel) -> list[Experiment]:
-    return list(experiment.parts.values()) if isinstance(experiment, MultiModel) else [experiment]
 
 
 def _rounds(

@@ -110,11 +110,7 @@ class Profiles:
 
 
 def positive_bandwidth(bandwidth: float) -> float:
-    """Return the bandwidth as a float.
-
-    Raises:
-        UserError: it is not finite or not above 1e-150, below which times overflow.
-    """
+    """Return a float, or raise a UserError unless it is finite and above 1e-150, below which times overflow."""
     if not (is_number(bandwidth) and bandwidth > LEAST_BANDWIDTH):
         raise UserError(f"bandwidth is {safe_repr(bandwidth)}; a finite number above {LEAST_BANDWIDTH:g} is needed")
     return float(bandwidth)

@@ -39,11 +39,7 @@ class StatisticalSampler(Sampler):
         return {"gradient_norms": torch.from_numpy(self._norms.copy())}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the norms that another sampler had learned.
-
-        Raises:
-            UserError: there is not one for each client.
-        """
+        """Restore the norms that another sampler had learned; raise a UserError unless there is one for each client."""
         norms = state.get("gradient_norms")
         if norms is None or norms.shape != (self.num_clients,):
             raise UserError("the gradient_norms are not one per client")

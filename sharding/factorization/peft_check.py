@@ -24,16 +24,7 @@ Batch = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 def check_loaded(start: nn.Module, folder: Path, names: Collection[str]) -> None:
-    """Check that PEFT loads an adapter and applies it to all of its layers; without PEFT, nothing is checked.
-
-    Args:
-        start: the model that the adapter belongs to, dense or factorized.
-        folder: the adapter's folder.
-        names: the names of the adapter's layers.
-
-    Raises:
-        UserError: PEFT refuses the adapter, or leaves out some of its layers.
-    """
+    """Raise a UserError if PEFT, where installed, refuses an adapter or leaves out a layer of these names."""
     if find_spec("peft") is None:
         return
     adapted = _load(_dense(meta_copy(start)), folder)
@@ -47,17 +38,9 @@ def check_loaded(start: nn.Module, folder: Path, names: Collection[str]) -> None
 
 @torch.no_grad()
 def check_outputs(model: nn.Module, start: nn.Module, folder: Path, batch: Batch) -> None:
-    """Check that the dense model with an adapter computes what the factorized model does.
+    """Raise a UserError if the dense model with an adapter computes other outputs of a batch than the factorized model.
 
-    Args:
-        model: the factorized model.
-        start: the model that the adapter belongs to, dense or factorized.
-        folder: the adapter's folder.
-        batch: see `export_lora`.
-
-    Raises:
-        ImportError: PEFT is not installed.
-        UserError: the outputs differ, by more than rounding, or PEFT's model raises.
+    More than rounding counts, and so does an error of PEFT's model. Raise an ImportError without PEFT.
     """
     if find_spec("peft") is None:
         raise ImportError("export_lora compares outputs with the package peft: pip install peft")

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import Self
@@ -84,10 +84,9 @@ class FactorizationReport:
             f"factorized {len(self.layers)} layers, kept {len(self.unfactorized)} dense: {before:,} -> {after:,} "
             f"parameters ({after / max(before, 1):.1%}), coverage {self.coverage:.1%}"
         ]
-        rows = [_row(pattern, names, self.layers) for pattern, names in _group_by_pattern(self.layers)]
-        if rows:
-            header = ("layers", "", "N", "n", "parameters", "energy")
-            lines += _table([header, *rows])
+        if self.layers:
+            rows = [_row(pattern, [self.layers[name] for name in names]) for pattern, names in _by_pattern(self.layers)]
+            lines += _table([("layers", "", "N", "n", "parameters", "energy"), *rows])
             lines.append("  N: singular terms, n: terms kept, energy: the share of ‖W‖² that these hold")
         if frozen := sum(layer.residual_bytes for layer in self.layers.values()):
             lines.append(f"  on top of a frozen residual of {frozen / 1e6:,.1f} MB")
@@ -171,7 +170,7 @@ def _size(parameter: Tensor) -> int:
     return 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel()
 
 
-def _group_by_pattern(layers: dict[str, LayerReport]) -> list[tuple[str, list[str]]]:
+def _by_pattern(layers: dict[str, LayerReport]) -> list[tuple[str, list[str]]]:
     """Group layers of one kind whose names differ only in numbers; return each group's pattern and names."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, layer in layers.items():
@@ -179,22 +178,19 @@ def _group_by_pattern(layers: dict[str, LayerReport]) -> list[tuple[str, list[st
     return [(names[0] if len(names) == 1 else pattern, names) for (pattern, _), names in groups.items()]
 
 
-def _row(pattern: str, names: list[str], layers: dict[str, LayerReport]) -> tuple[str, ...]:
-    group = [layers[name] for name in names]
-    energies = [layer.energy for layer in group]
+def _row(pattern: str, group: list[LayerReport]) -> tuple[str, ...]:
     return (
         pattern or "(the model)",
         f"{len(group)} {group[0].kind}",
-        _range([layer.rank for layer in group]),
-        _range([layer.num_terms for layer in group]),
+        _range([layer.rank for layer in group], "d"),
+        _range([layer.num_terms for layer in group], "d"),
         " -> ".join(_with_unit(sum(layer.parameters[side] for layer in group)) for side in (0, 1)),
-        "–".join(dict.fromkeys(f"{energy:.0%}" for energy in (min(energies), max(energies)))),
+        _range([layer.energy for layer in group], ".0%"),
     )
 
 
-def _range(numbers: list[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}–{high}"
+def _range(numbers: Sequence[float], form: str) -> str:
+    return "–".join(dict.fromkeys(f"{number:{form}}" for number in (min(numbers), max(numbers))))
 
 
 def _with_unit(number: int) -> str:
@@ -205,10 +201,6 @@ def _with_unit(number: int) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) if column < 2 else cell.rjust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [f"{{:{'<' if column < 2 else '>'}{width}}}" for column, width in enumerate(widths)]
+    return [f"  {'  '.join(aligned).format(*row)}".rstrip() for row in rows]

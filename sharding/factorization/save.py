@@ -67,11 +67,7 @@ def save_factorized(model: nn.Module, folder: str | Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those around it; it may be there.
-
-    Raises:
-        UserError: it, or one around it, is a file.
-    """
+    """Make a folder and those around it; it may be there. Raise a UserError if one of them is a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:

@@ -108,11 +108,7 @@ def packed_attention(model: nn.Module, skip: Patterns) -> list[str]:
 
 
 def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
-    """Return one or several patterns as a tuple.
-
-    Raises:
-        UserError: something is not a pattern.
-    """
+    """Return one or several patterns as a tuple; raise a UserError if something is not a pattern."""
     given: Any = skip
     single = isinstance(given, str | type) or callable(given) or not isinstance(given, Iterable)
     patterns: tuple[Any, ...] = (given,) if single else tuple(given)
@@ -123,11 +119,9 @@ def as_patterns(skip: Patterns) -> tuple[Pattern, ...]:
 
 
 def matching(model: nn.Module, names: Iterable[str], patterns: Patterns, what: str) -> set[str]:
-    """Return the names that some pattern matches.
+    """Return the names that some pattern matches; `what` is the argument that gave the patterns.
 
-    Raises:
-        UserError: a class or name matches no module, or a name none with parameters; the message calls the argument
-            `what`.
+    Raise a UserError if a class or name matches no module, or a name none with parameters.
     """
     names, known, matched = list(names), aliases(model), set()
     # The model itself, whose name is empty, is a layer only where nothing is inside it.

@@ -237,10 +237,9 @@ LAYERS: Table = {  # of a `Candidate`: layers of a kind have the same words, by 
 
 
 def check_supported(model: nn.Module, use: Use) -> None:
-    """Check that a model has nothing that cannot be used like this; extra state is not looked at.
+    """Raise a UserError with the sentence about the first module, or else the first entry of its state, that has one.
 
-    Raises:
-        UserError: the sentence about the first module, or else the first entry of its state, that it has.
+    Extra state is not looked at.
     """
     for name, module in named_modules(model):
         if sentence := find_sentence(use.modules, module, name or "this model"):

@@ -97,17 +97,8 @@ def evaluate_message(
 ) -> Message:
     """Evaluate the shard of a message with one's own function, and return the reply.
 
-    The shard has the largest terms of the server's model, as many as the node's keep ratio affords.
-
-    Args:
-        message: the message, as for `train_message`.
-        context: the app's context, as for `train_message`.
-        structure: the model's structure, as for `train_message`.
-        evaluate: takes the model in evaluation mode and the configuration, and returns metrics, as for `train_message`.
-        device: the model's device.
-
-    Raises:
-        UserError: as `train_message`.
+    The shard has the largest terms of the server's model, as many as the node's keep ratio affords. `evaluate` takes
+    the model in evaluation mode. The other arguments, what it returns, and the errors are as for `train_message`.
     """
     _, model = _received(message, context, structure, device)
     metrics = evaluate(model.eval(), message.content[CONFIG])

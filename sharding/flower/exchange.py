@@ -78,15 +78,9 @@ class Exchange:
         plan: Plan | None = None,
         frozen: Frozen | None = None,
     ) -> Iterator[Message]:
-        """Return an iterator that makes a message for each node.
+        """Return an iterator that makes a message of a type of Flower's, in the group of a round, for each node.
 
-        Args:
-            kind: Flower's type of message.
-            nodes: the nodes, in order.
-            round: Flower's group of messages.
-            values: returns a node's configuration.
-            plan: the plan of the nodes' shards, if they are sent one.
-            frozen: the frozen part that they need for it.
+        It has what `values` returns for the node and, with a plan, the node's shard and the frozen part that it needs.
         """
 
         def records(node: Node) -> dict[str, Any]:

@@ -53,12 +53,7 @@ KINDS = {LATE: Kind.LATE, UNSENT: Kind.FAILED, UNREADABLE: Kind.MALFORMED}
 
 
 def pack(message: Shard | Update, values: Mapping[str, Any] | None = None) -> dict[str, ArrayRecord | ConfigRecord]:
-    """Return the records of a shard or of an update.
-
-    Args:
-        message: the shard or the update.
-        values: the user's values, for the record `config`.
-    """
+    """Return the records of a shard or of an update, with the user's values in the record `config`."""
     config = dict(values or {})
     tensors, metadata = message.to_tensors()
     trained = {name: tensors[name] for name in sorted(tensors) if is_trained(name)}
@@ -76,11 +71,7 @@ def pack(message: Shard | Update, values: Mapping[str, Any] | None = None) -> di
 
 
 def unpack(kind: type[Part], content: RecordDict) -> Part:
-    """Read a shard or an update that `pack` has made.
-
-    Raises:
-        UserError: the message has none.
-    """
+    """Read a shard or an update that `pack` has made; raise a UserError if there is none."""
     arrays, config = part_of(content, ARRAYS, ArrayRecord), content.get(CONFIG, {})
     if list(arrays) == [PACKED]:
         return kind.from_bytes(bytes(arrays[PACKED].data))
@@ -93,8 +84,7 @@ def unpack(kind: type[Part], content: RecordDict) -> Part:
 def _split(arrays: ArrayRecord, layout: Any) -> dict[str, Tensor]:
     """Cut vectors into tensors of these names and shapes, with memory of their own: some kernels round by alignment.
 
-    Raises:
-        UserError: they do not fit.
+    Raise a UserError if they do not fit.
     """
     tensors: dict[str, Tensor] = {}
     try:
@@ -113,10 +103,9 @@ def _split(arrays: ArrayRecord, layout: Any) -> dict[str, Tensor]:
 
 
 def _vector(array: Array, kind: str, length: int) -> Tensor:
-    """Return a vector of this type and length. NumPy trusts the header of an array, and asks for its memory at once.
+    """Return a vector of this type and length, or raise a ValueError if the bytes are another array.
 
-    Raises:
-        ValueError: the bytes are another array.
+    NumPy trusts the header of an array, and asks for its memory at once.
     """
     stream = BytesIO(array.data)
     if kind not in NUMPY_FLOATS.values() or npy.read_magic(stream) != (1, 0):
@@ -133,22 +122,14 @@ def settings(config: ConfigRecord) -> ConfigRecord:
 
 
 def part_of(content: RecordDict, name: str, kind: type) -> Any:
-    """Return a record of a message.
-
-    Raises:
-        UserError: there is no such record of that kind.
-    """
+    """Return a record of a message, or raise a UserError if there is none of that kind."""
     if not isinstance(content.get(name), kind):
         raise UserError(f"a message without {name!r}; it has {_names(content) or 'nothing'}")
     return content[name]
 
 
 def content_of(reply: Message) -> RecordDict:
-    """Return the content of a reply.
-
-    Raises:
-        FailureError: the reply is an error.
-    """
+    """Return the content of a reply, or raise a FailureError if it is an error."""
     if not reply.has_error():
         return reply.content
     code, reason = reply.error.code, one_line(reply.error.reason)
@@ -165,11 +146,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def pull(grid: Grid, number: str) -> list[Message]:
-    """Return the replies to a message that have come.
-
-    Raises:
-        UserError: what the node sent is not a message.
-    """
+    """Return the replies to a message that have come; raise a UserError if what a node sent is not a message."""
     try:
         return list(grid.pull_messages([number]))
     except UNREACHABLE:
@@ -206,11 +183,7 @@ def _python_number(value: Any) -> Any:
 
 
 def weight_of(metrics: Any, key: str) -> float:
-    """Return the weight of a node's reply.
-
-    Raises:
-        UserError: it is missing, or not a finite number above 0.
-    """
+    """Return the weight of a node's reply; raise a UserError unless it is a finite number above 0."""
     weight = metrics.get(key)
     if is_number(weight) and weight > 0:
         return float(weight)

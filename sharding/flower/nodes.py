@@ -108,11 +108,7 @@ class Nodes:
         return {node.client: node for node in reversed(self._known.values())}
 
     def admit(self, id: int, values: ConfigRecord) -> Node:
-        """Return the client that a new node is, from its report.
-
-        Raises:
-            UserError: the node is left out.
-        """
+        """Return the client that a new node is, from its report; raise a UserError if the node is left out."""
         new = read_node(id, values)
         for node in self._known.values():
             if node.client == new.client:
@@ -121,11 +117,7 @@ class Nodes:
 
 
 def read_node(id: int, values: ConfigRecord) -> Node:
-    """Read a node's report, as `query_message` makes it.
-
-    Raises:
-        UserError: a value is invalid.
-    """
+    """Read a node's report, as `query_message` makes it; raise a UserError if a value is invalid."""
     client, ratio = values.get("partition-id", id), values.get("keep-ratio")
     if type(client) is not int or type(ratio) not in (int, float) or not 0 < ratio <= 1:
         raise UserError(f"it reports partition-id={safe_repr(client)} and keep-ratio={safe_repr(ratio)}")

@@ -290,8 +290,7 @@ class SpectralSharding(Strategy):
     def _drawn(self, privacy: Gaussian, nodes: Iterable[Node], server_round: int) -> list[Node]:
         """Return the nodes of the clients that the mechanism draws of all that may take part; they may be none.
 
-        Raises:
-            UserError: no connected node may take part, so that the model would only get noise.
+        Raise a UserError if no connected node may take part, so that the model would only get noise.
         """
         clients, draws = sorted(privacy.keep_ratios), generator(privacy.seed, "nodes", server_round)
         if privacy.sampling == "poisson":

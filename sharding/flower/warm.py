@@ -70,12 +70,9 @@ def make_folder() -> Path:
 
 
 def write_script(folder: Path, python: str, program: str | None) -> None:
-    """Write the script that passes its arguments to the socket of a folder, or else to the program.
+    """Write the script that passes its arguments to the socket of its folder, or else to Flower's program.
 
-    Args:
-        folder: the folder of the socket and the script.
-        python: the interpreter; its path may have spaces, which the first line of a script cannot have.
-        program: Flower's.
+    The interpreter's path may have spaces, which the first line of a script cannot have.
     """
     code, script = folder / "ask.py", folder / PROGRAM
     code.write_text(CODE.format(address=str(folder / SOCKET), program=program), encoding="utf-8")

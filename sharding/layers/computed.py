@@ -60,11 +60,7 @@ class ComputesWeight(nn.Module):
         super().__setattr__(name, value)
 
     def refuse_written_weight(self) -> None:
-        """Check that no weight was put past `__setattr__` into `_parameters` or `vars`, where `forward` ignores it.
-
-        Raises:
-            UserError: one was.
-        """
+        """Raise a UserError if a weight was put past `__setattr__` into `_parameters` or `vars`: nothing reads it."""
         if "weight" in self._parameters or "weight" in vars(self):
             _refuse()
 

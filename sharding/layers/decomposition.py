@@ -51,12 +51,7 @@ def form_of(layer: nn.Module) -> Form:
 
 
 def check_layers(layers: Mapping[str, nn.Module]) -> None:
-    """Check that layers have singular terms to share.
-
-    Raises:
-        UserError: a weight or factor has NaN or Inf, or a factorized layer has multipliers other than 1, as that of a
-            client.
-    """
+    """Raise a UserError if a weight has NaN or Inf, or a factorized layer has a client's multipliers, other than 1."""
     check_matrices(_named_matrices(layers))
     factorized = {name: layer for name, layer in layers.items() if isinstance(layer, FactorizedLayer)}
     scaled = [(name, (layer.multipliers != 1).any()) for name, layer in factorized.items()]

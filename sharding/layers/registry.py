@@ -95,10 +95,9 @@ def factorize_empty(
 
 
 def factorized_kind(name: str, layer: nn.Module, residual_format: Format | None) -> type[FactorizedLayer]:
-    """Return the class that replaces a layer.
+    """Return the class that replaces a layer; the message of an error calls the layer `name`.
 
-    Raises:
-        UserError: there is none, or it cannot add a residual and one is asked for; the message calls the layer `name`.
+    Raise a UserError if there is none, or if it cannot add a residual and one is asked for.
     """
     kind = factorized_type(layer)
     if kind is None:

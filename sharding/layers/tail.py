@@ -27,15 +27,8 @@ def convolution_with_tail(
 ) -> Tensor:
     """Convolve (batch, channels, …) or (channels, …) through trained terms and frozen ones.
 
-    Args:
-        x: the images.
-        filters: V of the trained terms, (n·groups, channels/groups, *kernel).
-        matrix: UΩ of the trained terms, (rows, n).
-        tail: the stored factors of the frozen terms, (m·groups, rows/groups) and (m·groups, columns).
-        stride: the stride of the first convolution, as the rest.
-        padding: the padding of the first convolution.
-        dilation: the dilation of the first convolution.
-        groups: the number of groups of both convolutions.
+    The filters are V of the trained terms, (n·groups, channels/groups, *kernel), the matrix is their UΩ, (rows, n). The
+    tail's stored factors are (m·groups, rows/groups) and (m·groups, columns). The rest is of the first convolution.
     """
     batched = x if x.dim() == filters.dim() else x.unsqueeze(0)
     geometry = (stride, padding, dilation, groups)
@@ -57,7 +50,8 @@ class _ConvolutionWithTail(torch.autograd.Function):
         terms = convolve(x.to(dtype), both, None, stride, padding, dilation, groups)
         matrix = _matrix_with_tail(matrix.to(dtype), tail_u, groups)
         y = convolve(terms, as_filters(matrix, filters.dim() - 2), None, 1, 0, 1, groups)
-        return y, _trained(terms, len(filters), groups)
+        trained = terms.unflatten(1, (groups, -1))[:, :, : len(filters) // groups]  # the first of each group
+        return y, trained.flatten(1, 2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -104,11 +98,6 @@ def _matrix_with_tail(matrix: Tensor, stored: Tensor, groups: int) -> Tensor:
 def as_filters(matrix: Tensor, dims: int) -> Tensor:
     """Return a matrix as the filters of a 1×1 convolution, shape (*matrix, 1, …)."""
     return matrix[(..., *(None for _ in range(dims)))]
-
-
-def _trained(terms: Tensor, count: int, groups: int) -> Tensor:
-    """Return the channels of the trained terms, the first of each group: (batch, count, …)."""
-    return terms.unflatten(1, (groups, -1))[:, :, : count // groups].flatten(1, 2)
 
 
 def stacked_terms(factor: Tensor, blocks: int) -> Tensor:

@@ -102,8 +102,7 @@ def all_terms(magnitudes: Tensor) -> Tensor:
 def decompose(matrices: Mapping[str, Tensor]) -> dict[str, Spectrum]:
     """Decompose every matrix (out, in), or stack of blocks (blocks, out, in), into all of its terms.
 
-    Raises:
-        UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
+    Raise a UserError for a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
     """
     check_matrices(matrices.items())
 
@@ -155,11 +154,6 @@ def map_threads(
     Threads serve the CPU only. Another device is kept busy by one, and several that call `torch.linalg` there first, at
     the same time, fail. Each thread sets its number to one itself: linear algebra in a new thread does not follow
     torch's.
-
-    Args:
-        function: a function of an item.
-        items: the items, in order.
-        devices: the devices that the function computes on.
     """
     threads = torch.get_num_threads()
     if threads == 1 or any(device.type != "cpu" for device in devices):
@@ -208,13 +202,9 @@ def join_blocks(magnitudes: Tensor) -> Tensor:
 
 
 def check_matrices(matrices: Iterable[tuple[str, Tensor]]) -> None:
-    """Check that matrices have singular terms to share.
+    """Raise a UserError for a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
 
-    Args:
-        matrices: matrices, each with the name of its layer, or none; read one after the other.
-
-    Raises:
-        UserError: a matrix that does not consist of real floating-point numbers, or has NaN or Inf.
+    The matrices, each with the name of its layer, or none, are read one after the other.
     """
     spoiled = []
     for name, matrix in matrices:

@@ -53,11 +53,7 @@ def has_blocks(model: nn.Module) -> bool:
 
 
 def check_has_blocks(model: nn.Module) -> None:
-    """Check that a model has blocks for `checkpoint_blocks`.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Raise a UserError if a model has no blocks for `checkpoint_blocks`."""
     if not has_blocks(model):
         raise UserError(
             f"{type(model).__name__} has no blocks that could be computed again: no nn.Sequential or nn.ModuleList in "

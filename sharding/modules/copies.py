@@ -21,14 +21,9 @@ from sharding.modules.wrappers import (
 
 
 def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.Module:
-    """Return a copy of a model in which some objects are replaced.
+    """Return a copy of a model, which FSDP2 does not hold, with other objects in place of those of these `id`s.
 
-    Args:
-        model: the model. It is not changed; FSDP2 does not hold it.
-        instead: the replacement of an object, by its `id`.
-
-    Raises:
-        UserError: a module holds something that Python cannot copy, such as a lock.
+    Raise a UserError if a module holds something that Python cannot copy, such as a lock.
     """
     # torch copies neither computed tensors (pruned, normalized) nor sparse ones.
     special = [tensor for tensor in tensors(model) if not tensor.is_leaf or tensor.layout != torch.strided]
@@ -41,9 +36,7 @@ def copied(model: nn.Module, instead: Mapping[int, object] | None = None) -> nn.
 def meta_copy(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """Return a copy of a model with parameters on the `meta` device, in which any layer can be replaced.
 
-    Args:
-        model: a model, plain or in DDP, `DataParallel` or `torch.compile`; unchanged, and its weights are not copied.
-        shared: buffers that are not copied either.
+    Its weights are not copied, and neither are the `shared` buffers.
     """
     model = unwrap(model)
     instead: dict[int, object] = {id(parameter): meta_parameter(parameter) for parameter in model.parameters()}
@@ -78,12 +71,7 @@ def load(model: nn.Module, values: Iterable[tuple[Tensor, Tensor]], copy: bool) 
 
 
 def fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
-    """Replace parameters and buffers of a model, in place; what is frozen stays frozen.
-
-    Args:
-        model: a model, plain or wrapped.
-        values: the new values, by the `id` of the entry to replace.
-    """
+    """Replace parameters and buffers of a model, by their `id`, in place; what is frozen stays frozen."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         for entries in cast(list[dict[str, Any]], [module._parameters, module._buffers]):
@@ -95,11 +83,7 @@ def fill(model: nn.Module, values: Mapping[int, Tensor]) -> None:
 
 
 def check_has_values(model: nn.Module, source: object) -> None:
-    """Check that no parameter or buffer of a model is on the meta device.
-
-    Raises:
-        UserError: one is; the message names `source`, where the values come from.
-    """
+    """Raise a UserError if a parameter or buffer is on the meta device; it names `source`, where values come from."""
     empty = [name for name, part in (*named_parameters(model), *named_buffers(model)) if part.is_meta]
     if empty:
         raise UserError(

@@ -56,11 +56,7 @@ def named_modules(model: nn.Module, remove_duplicate: bool = True) -> Iterator[t
 
 
 def get_submodule(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of a name that `named_modules` gives.
-
-    Raises:
-        AttributeError: there is none.
-    """
+    """Return the module of a name that `named_modules` gives, or raise an AttributeError."""
     model = unwrap(model)
     for part in name.split(".") if name else ():
         child = model._modules.get(part)

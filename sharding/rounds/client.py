@@ -167,10 +167,12 @@ def client_model(model: nn.Module, shard: Shard, copy: bool = True, frozen: Froz
     """
     check_supported(model, TO_BUILD)
     _check_frozen(shard, frozen)
-    empty = _replace_layers(meta_copy(model, residual_layers(model).values()), shard)
+    residuals = residual_layers(model).values()
+    empty = _replace_layers(meta_copy(model, residuals), shard)
     frozen = frozen or Frozen({})
     device = next((value.device for value in (*shard.state().values(), *frozen.parameters.values())), None)
-    frozen.load_into(empty, device)
+    if shard.frozen_digest or residuals:  # those of an earlier small model go
+        frozen.load_into(empty, device)
     shard.load_into(empty, copy)
     check_has_values(empty, "the shard")
     return empty.to(device)

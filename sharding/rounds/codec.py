@@ -108,11 +108,7 @@ class Message:
 
     @classmethod
     def from_tensors(cls, tensors: Named, metadata: Metadata) -> Self:
-        """Read what `to_tensors` returned, with the checks of `from_bytes`.
-
-        Raises:
-            UserError: they are not of this kind.
-        """
+        """Read what `to_tensors` returned, with the checks and errors of `from_bytes`."""
         try:
             values = _decoded(tensors, metadata)
         except UserError as error:
@@ -152,11 +148,7 @@ def is_trained(entry: str) -> bool:
 
 
 def _decoded(tensors: Named, metadata: Metadata) -> dict[str, Any]:
-    """Return the values of a message by field, with the checks of `Message.from_bytes`.
-
-    Raises:
-        UserError: they are no message.
-    """
+    """Return the values of a message by field, with the checks and errors of `Message.from_bytes`."""
     labels = _checked_metadata(metadata)
     terms: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
@@ -233,11 +225,7 @@ def _metadata(message: Message) -> dict[str, str]:
 
 
 def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
-    """Return one layer's terms from its tensors.
-
-    Raises:
-        UserError: their names, types or shapes do not fit together, or the indices do not ascend.
-    """
+    """Return one layer's terms; raise a UserError if the tensors do not fit together or the indices do not ascend."""
     for part in ROLES:
         if part not in parts:
             raise UserError(f"it lacks {part!r} of layer {layer[:80]!r}")
@@ -255,8 +243,7 @@ def _checked_terms(layer: str, parts: Mapping[str, Tensor]) -> Terms:
 def _checked_metadata(metadata: Metadata) -> dict[str, Any]:
     """Return keep ratio, plan, digest of the frozen part, clip, compression and whether values are changes, by field.
 
-    Raises:
-        UserError: they are missing or invalid.
+    Raise a UserError if they are missing or invalid.
     """
     try:
         labels = json.loads(metadata["shard"])

@@ -142,7 +142,11 @@ class StepHook:
             for part, change in decays
             if part.grad is not None and trains(part)
         ]
-        _add(pairs, self._decay, optimizer)
+        if pairs:
+            gradients, changes = zip(*pairs, strict=True)
+            if (scale := getattr(optimizer, "grad_scale", None)) is not None:
+                changes = torch._foreach_mul(changes, scale)  # a fused optimizer divides the gradients by it
+            torch._foreach_add_(gradients, changes, alpha=self._decay)
         factors = [(part, distribute_like(factor, part, copies=True)) for part, factor in factors if trains(part)]
         if type(optimizer) is SGD:
             for part, factor in factors:
@@ -221,10 +225,9 @@ def check_clip(clip: object) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Check that an optimizer steps once for each gradient, and calls hooks.
+    """Raise a UserError unless an optimizer steps once for each gradient and calls hooks.
 
-    Raises:
-        UserError: it is no optimizer, it needs a closure, as `LBFGS` does, or it wraps another one that has the hooks.
+    `LBFGS` needs a closure, and what wraps another optimizer has no hooks.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
@@ -238,15 +241,13 @@ def check_optimizer(optimizer: Any) -> None:
 
 def can_be_fused(model: nn.Module) -> bool:
     """Return whether torch's fused optimizers are right for all parameters: they write to the gaps of strided ones."""
-    sparse = any(getattr(module, "sparse", False) for module in model.modules())  # the gradients of an embedding
-    return not sparse and not any(
-        part.is_complex() or is_distributed(part) or _has_gaps(part) for part in model.parameters()
-    )
-
-
-def _has_gaps(tensor: Tensor) -> bool:
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return 0 < tensor.numel() != span
+    if any(getattr(module, "sparse", False) for module in model.modules()):  # the gradients of an embedding
+        return False
+    for part in model.parameters():
+        span = 1 + sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+        if part.is_complex() or is_distributed(part) or 0 < part.numel() != span:
+            return False
+    return True
 
 
 def _alike(
@@ -265,11 +266,3 @@ def _stacked(factors: list[nn.Parameter], blocks: int) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.stack(parts) if parts[0].is_contiguous() else torch.stack([part.mT for part in parts]).mT
-
-
-def _add(pairs: list[tuple[Tensor, Tensor]], decay: float, optimizer: Optimizer) -> None:
-    """Add the decay's gradients to those of the loss, multiplied by what a fused optimizer will divide them by."""
-    if pairs:
-        gradients, changes = zip(*pairs, strict=True)
-        scale = getattr(optimizer, "grad_scale", None)
-        torch._foreach_add_(gradients, changes if scale is None else torch._foreach_mul(changes, scale), alpha=decay)

@@ -76,7 +76,11 @@ class Plan(Collection[Client]):
         self._common = common
         self._keep_ratios = keep_ratios
         self._rows = {client: row for clients in self.groups.values() for row, client in enumerate(clients)}
-        self._drawn = {key: _rows(draw, spectra[key[1]]) for key, draw in draws.items()}
+        self._drawn: dict[tuple[float, str], list[tuple[Tensor, Tensor]]] = {}
+        for (ratio, layer), draw in draws.items():
+            indices, multipliers = torch.from_numpy(draw.indices), torch.from_numpy(draw.multipliers)
+            u = spectra[layer].u
+            self._drawn[ratio, layer] = list(zip(indices.to(u.device), multipliers.to(u), strict=True))
 
     def shard(self, client: Client) -> Shard:
         """Cut a client's shard: copy its terms, and round them for the wire.
@@ -188,10 +192,3 @@ def grouped(keep_ratios: Mapping[Client, float]) -> dict[float, list[Client]]:
     for client, ratio in keep_ratios.items():
         groups.setdefault(ratio, []).append(client)
     return groups
-
-
-def _rows(draw: Draw, spectrum: Spectrum) -> list[tuple[Tensor, Tensor]]:
-    """Return each client's indices and multipliers where the spectrum is, ω in its dtype."""
-    indices = torch.from_numpy(draw.indices).to(spectrum.u.device)
-    multipliers = torch.from_numpy(draw.multipliers).to(spectrum.u)
-    return list(zip(indices, multipliers, strict=True))

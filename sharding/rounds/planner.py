@@ -326,8 +326,7 @@ class ShardPlanner:
 def checked_ratios(keep_ratios: Mapping[Client, float]) -> dict[Client, float]:
     """Return the keep ratios as floats, each as it is written: 0.2 in float32 is 0.2.
 
-    Raises:
-        UserError: one is invalid; the message names the first client that has such a ratio.
+    Raise a UserError that names the first client with an invalid one.
     """
     if not isinstance(keep_ratios, Mapping):
         raise UserError(f"keep_ratios is a {type(keep_ratios).__name__}; pass a mapping from client to keep ratio")

@@ -119,11 +119,7 @@ class Shard(Message):
         return Update(terms, whole, self.keep_ratio, self.plan_id, self.compression, changes, self.frozen_digest)
 
     def matching_state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Check that a client's model matches this shard, and return its parameters and buffers by name.
-
-        Raises:
-            UserError: as `load_into`.
-        """
+        """Return the parameters and buffers of a client's model by name, with the checks and errors of `load_into`."""
         state = {name: part for name, part in named_state(model).items() if is_transmitted(name, part)}
         problems = list(self._misfits(model, state))
         if problems:

@@ -72,11 +72,7 @@ def compress(tensor: Tensor, role: Role, compression: str) -> tuple[Tensor, Tens
 
 
 def expand(tensor: Tensor, role: Role, compression: str, exponents: Tensor | None, name: str) -> Tensor:
-    """Undo `compress`; the values are on the grid.
-
-    Raises:
-        UserError: the exponents are not those of the tensor, which the message calls `name`.
-    """
+    """Undo `compress`; the values are on the grid. Raise a UserError if the exponents are not of the tensor `name`."""
     if exponents is not None:
         rows = _vectors(role, tensor) if tensor.dtype == torch.int8 else None
         if rows is None or exponents.dtype != torch.int8 or exponents.shape != rows.shape[:1]:

@@ -59,11 +59,7 @@ def to_bytes(tensors: Named, metadata: Metadata) -> bytes:
 
 @torch.inference_mode(False)  # a client trains with what is read, in whatever mode that was
 def from_bytes(data: bytes | bytearray | memoryview, what: str = "shard") -> tuple[Named, Metadata]:
-    """Read a safetensors file, onto the CPU.
-
-    Raises:
-        UserError: the bytes are not such a file; the message calls it `what`.
-    """
+    """Read a safetensors file, onto the CPU, or raise a UserError that calls it `what`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UserError(f"a {type(data).__name__} is not a {what}; the bytes that to_bytes returned are needed")
     data = bytes(data)
@@ -81,11 +77,7 @@ def to_file(tensors: Named, metadata: Metadata, path: Path | str) -> None:
 
 @torch.inference_mode(False)  # as `from_bytes`
 def from_file(path: Path | str, what: str = "shard") -> tuple[Named, Metadata]:
-    """Read a safetensors file, onto the CPU; its contents are mapped, not copied.
-
-    Raises:
-        UserError: it is not such a file; the message calls it `what`.
-    """
+    """Read a safetensors file, onto the CPU, or raise a UserError that calls it `what`; it is mapped, not copied."""
     try:
         with Path(path).open("rb") as file:
             metadata = _metadata(file)
@@ -103,8 +95,7 @@ def _contiguous(tensors: Named) -> dict[str, Tensor]:
 def _metadata(file: BinaryIO) -> dict[str, str]:
     """Return the metadata in the header: 8 bytes with its length, then JSON.
 
-    Raises:
-        ValueError: the header is too long, or its metadata are not texts by name.
+    Raise a ValueError if the header is too long, or its metadata are not texts by name.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > LONGEST_HEADER:
@@ -118,8 +109,7 @@ def _metadata(file: BinaryIO) -> dict[str, str]:
 def shapes_in(text: object) -> dict[str, dict[str, list[int]]]:
     """Read shapes by group and name from JSON that another machine wrote.
 
-    Raises:
-        ValueError: it is too long, or a shape is not a short list of numbers that a tensor can have.
+    Raise a ValueError if it is too long, or a shape is not a short list of numbers that a tensor can have.
     """
     if not isinstance(text, str) or len(text) > LONGEST_HEADER:
         raise ValueError(f"shapes in a {type(text).__name__}, or in more than {LONGEST_HEADER} letters")

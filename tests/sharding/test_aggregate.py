@@ -18,7 +18,7 @@ from torch import nn
 from sharding import Server, ShardPlanner, Update, UserError, train_shard
 from sharding.layers import as_blocks, num_blocks
 from sharding.matrices.spectrum import compose, decompose_batch
-from sharding.rounds.aggregation import means
+from sharding.rounds.aggregation.aggregate import Average
 from sharding.rounds.aggregation.faults import NOTHING
 from sharding.rounds.aggregation.max_share import cap_weights
 from sharding.rounds.failures import Failure, Kind
@@ -475,7 +475,7 @@ def test_max_share_of_equal_weights_keeps_the_last_to_arrive():
 
 def test_updates_from_threads_are_averaged_as_from_one(monkeypatch):
     """Each sum is slow here, so that without a lock all of them would run at once."""
-    add, busy = means.RunningMean.add, Lock()
+    add, busy = Average._count, Lock()
 
     def slow(self, *args):
         assert busy.acquire(blocking=False), "two updates were summed at once"
@@ -486,7 +486,7 @@ def test_updates_from_threads_are_averaged_as_from_one(monkeypatch):
     clients = dict.fromkeys(range(12), 0.5)
     plan = make_plan(make_net().double(), clients)
     updates = {client: perturbed(shard, client) for client, shard in plan.shards()}
-    monkeypatch.setattr(means.RunningMean, "add", slow)
+    monkeypatch.setattr(Average, "_count", slow)
 
     def step(threads):
         model = make_net().double()

@@ -76,21 +76,13 @@ class SaveCheckpoints(Callback):
         self._unsaved: int | None = None  # finished rounds, if the last one has no checkpoint
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
-        """Write the checkpoint if it is due.
-
-        Raises:
-            RunError: the disk is full or not writable.
-        """
+        """Write the checkpoint if it is due; raise a RunError if the disk is full or not writable."""
         self._unsaved = metrics.round + 1
         if self._unsaved % self._config.checkpoint_every == 0 or monotonic() - self._saved_at >= AT_MOST:
             self.save()
 
     def save(self) -> None:
-        """Write the checkpoint of the last finished round, if there is none.
-
-        Raises:
-            RunError: the disk is full or not writable.
-        """
+        """Write the checkpoint of the last finished round, if there is none; the errors are those of `after_round`."""
         if self._unsaved is not None:
             checkpoint = Checkpoint.of(self._model, self._unsaved, self._states)
             save_checkpoint(self._config.directory, checkpoint)
@@ -113,11 +105,7 @@ class SaveBest(Callback):
         self._path, self._model, self._experiments, self._history = path, model, experiments, history
 
     def after_round(self, metrics: RoundMetrics, plan: Plans) -> None:
-        """Write the model if it is the best so far.
-
-        Raises:
-            RunError: the disk is full or not writable.
-        """
+        """Write the model if it is the best so far; raise a RunError if the disk is full or not writable."""
         if self._history.improved:
             save_model(self._path, self._model, metrics.round + 1, self._experiments)
 

@@ -44,20 +44,12 @@ class Guarded(Callback):
 
 
 def open_trackers(config: Config) -> list[Callback]:
-    """Return the trackers of a configuration.
-
-    Raises:
-        UserError: W&B refuses.
-    """
+    """Return the trackers of a configuration; raise a UserError if W&B refuses."""
     return [Guarded(tracker.name, tracker.build(config)) for tracker in config.tracker]
 
 
 def check_trackers(config: Config) -> None:
-    """Check that W&B has a key, before any data are read.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Raise a UserError if W&B has no key, before any data are read."""
     if any(tracker.name == "wandb" and tracker.options["mode"] == "online" for tracker in config.tracker):
         import wandb  # noqa: PLC0415  # an extra, imported where used
 

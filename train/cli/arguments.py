@@ -69,8 +69,7 @@ HELP = {  # by command: what it does, what it writes and where, and two examples
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line; overrides may stand anywhere after the config, which plain argparse does not allow.
 
-    Raises:
-        UserError: an unknown command or option, a value that is not allowed, or a key that is set twice.
+    Raise a UserError for an unknown command or option, a value that is not allowed, or a key that is set twice.
     """
     args, rest = _parser().parse_known_args(argv)
     if unknown := [word for word in rest if word.startswith("-")]:
@@ -201,11 +200,7 @@ def _percent(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """Read a whole number of at least 1.
-
-    Raises:
-        ArgumentTypeError: it is another text.
-    """
+    """Read a whole number of at least 1, or raise an ArgumentTypeError."""
     number = _integer(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")

@@ -55,16 +55,7 @@ def client_memory(
 ) -> ClientMemory:
     """Train a client of a keep ratio for two steps on samples of the test split, and count the bytes of its tensors.
 
-    Args:
-        planner: the planner of the run.
-        model: the server's.
-        keep_ratio: r of the client.
-        strongest: the largest r of all clients.
-        dataset: prepares the samples.
-        local: the client's optimizer and batch size.
-
-    Raises:
-        UserError: the training fails.
+    `strongest` is the largest r of all clients. Raise a UserError if the training fails.
     """
     frozen = planner.frozen(model)
     shard = random_shard(replace(planner.template(model, keep_ratio, strongest), frozen_digest=frozen.digest))
@@ -107,11 +98,7 @@ def random_shard(template: Shard) -> Shard:
 
 
 class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made in this context take at once.
-
-    Attributes:
-        nbytes: the peak so far.
-    """
+    """The most bytes that tensors made in this context take at once, as `nbytes`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -187,13 +187,11 @@ def _list(args: argparse.Namespace, console: Console) -> None:
 
 
 def _page(args: argparse.Namespace, console: Console) -> None:
-    from train.report.frame import check_folders  # noqa: PLC0415 - heavy
     from train.report.page import write_page  # noqa: PLC0415 - heavy
 
     folders = args.folders
     if any(folder.is_absolute() for folder in folders):  # no path is common to one that is and one that is not
         folders = [folder.absolute() for folder in folders]
-    check_folders(folders)
     into = args.output or Path(os.path.commonpath(folders))
     check_writable(into, "--output")
     _show_paths(write_page(folders, into, args.line, [percent / 100 for percent in args.targets]), console)

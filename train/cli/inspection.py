@@ -34,15 +34,10 @@ NAMED = 20  # number of clients of a keep ratio that are listed
 
 
 def inspect_partition(config: Config, into: Path, memory: float | None = None) -> Iterator[str]:
-    """Draw the partition of `config` as PNG and SVG into a folder, and yield lines that describe clients and model.
+    """Draw a partition as PNG and SVG into a folder, and yield lines that describe clients and model.
 
-    Args:
-        config: The configuration of a run.
-        into: The folder of the pictures.
-        memory: The bytes that a client has; the lines then name the largest keep ratio that fits.
-
-    Raises:
-        UserError: the data is not there, or cannot be partitioned as configured.
+    With the `memory` of a client, in bytes, they name the largest keep ratio that fits. Raise a UserError if the data
+    is not there, or cannot be partitioned as configured.
     """
     for one in config.models():
         yield from _inspect(one, config.name if one is config else f"{config.name}-{one.name}", into, memory)

@@ -56,12 +56,9 @@ def _explain(error: ErrorDetails, config: type[Section]) -> str:
     return f"{subject}: {reason}"
 
 
-def _is_unknown(error: ErrorDetails) -> bool:
-    return error["type"] in ("extra_forbidden", "option")
-
-
 def _key_of(error: ErrorDetails) -> str:
-    parts = [str(part) for part in error["loc"] if _is_unknown(error) or not TAG.fullmatch(str(part))]
+    is_unknown = error["type"] in ("extra_forbidden", "option")
+    parts = [str(part) for part in error["loc"] if is_unknown or not TAG.fullmatch(str(part))]
     return ".".join(part[:80] for part in parts)
 
 

@@ -12,14 +12,7 @@ def settings(overrides: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def check_once(settings: Iterable[tuple[str, str]]) -> None:
-    """Refuse two values of one key.
-
-    Args:
-        settings: keys, each with the override that sets it.
-
-    Raises:
-        UserError: a key is set twice.
-    """
+    """Raise a UserError if two of these overrides, each with its key, set one key."""
     seen: dict[str, str] = {}
     for key, override in settings:
         if key in seen:

@@ -96,19 +96,14 @@ class Part(Section):
     def build(self, *arguments: Any, **options: Any) -> Any:
         """Call the function or class with the program's arguments and the configured options, or others.
 
-        Raises:
-            UserError: the function refuses an option.
+        Raise a UserError if it refuses one.
         """
         with self.naming_key():
             return self.registry[self.name](*arguments, **self.options | options)
 
     @contextmanager
     def naming_key(self) -> Iterator[None]:
-        """Add the key and the name to what the function or class refuses: it knows only its own arguments.
-
-        Raises:
-            UserError: it refuses an option.
-        """
+        """Add the key and the name to the UserError of a function or class: it knows only its own arguments."""
         try:
             yield
         except ValueError as error:
@@ -129,11 +124,7 @@ class Part(Section):
 
 
 def registered(entries: Mapping[str, Any], kind: str, name: str) -> str:
-    """Return a name that is registered.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Return a name, or raise a UserError if it is not registered."""
     lookup(entries, name, kind)
     return name
 
@@ -148,14 +139,8 @@ def check_options(
 ) -> dict[str, Any]:
     """Return all options of a function: those given, in the types that its annotations or defaults name, and defaults.
 
-    Args:
-        name: the name of the part, for messages.
-        function: the function whose parameters after the first `num_arguments` are its options.
-        options: the options that are given.
-        num_arguments: the number of arguments that the program passes.
-
-    Raises:
-        ValidationError: an unknown option, a value of another type, or an option without a default that is not given.
+    The options are the parameters after the first `num_arguments`, which the program passes. Raise a ValidationError
+    for an unknown one, a value of another type, or one that is needed and not given.
     """
     parameters = options_of(function, num_arguments)
     defaults = {key: parameter.default for key, parameter in parameters.items() if isinstance(parameter.default, PLAIN)}

@@ -288,8 +288,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
     """Return the key and the value of each override, sections before their keys and names before options.
 
-    Raises:
-        UserError: an override is not ``dotted.key=value``, or its value is not YAML.
+    Raise a UserError if an override is not ``dotted.key=value``, or its value is not YAML.
     """
     parsed = []
     for override in overrides:
@@ -309,8 +308,7 @@ def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
 def check_config(values: Mapping[str, Any]) -> Config:
     """Return the configuration of these values and, for keys that they lack, of their recipe (default `tuned`).
 
-    Raises:
-        UserError: naming all unknown keys and invalid values, or the values are not a mapping.
+    Raise a UserError that names all unknown keys and invalid values, or if the values are not a mapping.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"it has {type(values).__name__}, but a config is a mapping from keys to values")
@@ -322,11 +320,7 @@ def check_config(values: Mapping[str, Any]) -> Config:
 
 
 def recipe_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the recipe of a configuration sets.
-
-    Raises:
-        UserError: there is no such recipe.
-    """
+    """Return the values that the recipe of a configuration sets; raise a UserError if there is no such recipe."""
     return _read_recipe(
         lookup({path.stem: path for path in RECIPES.glob("*.yaml")}, values.get("recipe", "tuned"), "recipe")
     )

@@ -14,14 +14,9 @@ EXAMPLE = LayerContext(np.array([2.0, 1.5, 1.0, 0.5]), 2, 2, 0.5)
 
 
 def refuse_unread(configs: Sequence[Config], overrides: Iterable[str]) -> None:
-    """Refuse a key that was set and that none of these runs reads. A file may have such keys: several runs share it.
+    """Raise a UserError for a key that was set, or varied in a grid, and that none of these runs reads.
 
-    Args:
-        configs: the configurations of the runs.
-        overrides: ``dotted.key=value``, or a grid's ``dotted.key=a,b``.
-
-    Raises:
-        UserError: naming the key, its value, the reason and the remedy.
+    It has the value, the reason and the remedy. A file may have such keys: several runs share it.
     """
     parts = [one for config in configs for one in config.models()]
     for key, override in settings(overrides):

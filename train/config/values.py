@@ -54,11 +54,7 @@ def _types(annotation: Any) -> list[Any]:
 
 
 def refuse_mistaken_flag(value: object, is_flag: bool) -> object:
-    """Return the value of a key, which must be true or false if and only if the key is a flag.
-
-    Raises:
-        PydanticCustomError: the key is a flag and the value is not, or the reverse. Python takes true for 1.
-    """
+    """Raise an error unless a value is true or false if and only if its key is a flag. Python takes true for 1."""
     if is_flag and not isinstance(value, bool):
         raise PydanticCustomError("flag", "true or false is needed")
     if not is_flag and _has_flag(value):
@@ -86,8 +82,7 @@ def _file_name(value: object) -> object:
 def check_path(value: object) -> Path:
     """Return a valid path, with the home folder in place of ``~``.
 
-    Raises:
-        PydanticCustomError: it is empty, of another type, too long, has control characters or names an unknown user.
+    Raise an error if it is empty, of another type, too long, has control characters or names an unknown user.
     """
     if not isinstance(value, str | Path) or not str(value).strip():
         raise PydanticCustomError("path", "a path is needed; put it in quotes if YAML reads it as another type")

@@ -54,11 +54,7 @@ def _load(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a text in YAML.
-
-    Raises:
-        UserError: the text is not valid YAML, or has an alias, or a key twice.
-    """
+    """Parse a text; raise a UserError if it is not valid YAML, or has an alias, or a key twice."""
     try:
         return deepcopy(_load(text))
     except UserError:
@@ -75,11 +71,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Parse a file in YAML.
-
-    Raises:
-        UserError: the file does not exist or is not in UTF-8, or `parse_yaml` refuses it.
-    """
+    """Parse a file; raise a UserError if it does not exist or is not in UTF-8, or as `parse_yaml`."""
     try:
         return parse_yaml(path.read_text("utf-8-sig"))
     except UserError as error:

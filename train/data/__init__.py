@@ -31,11 +31,7 @@ _EMPTY: dict[str, Callable[..., Dataset]] = {  # the same without samples
 
 
 def empty_dataset(name: str, **options: Any) -> Dataset:
-    """Return a dataset, as `load_dataset`, with two empty splits. Only your own datasets are loaded for that.
-
-    Raises:
-        UserError: your own dataset cannot be loaded.
-    """
+    """Return a dataset, as `load_dataset`, with two empty splits. Only your own ones are loaded, with its errors."""
     return _EMPTY[name](**options) if name in _EMPTY else load_dataset(name, **options).without_samples()
 
 

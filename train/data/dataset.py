@@ -112,8 +112,7 @@ def default_root() -> Path:
 def checked(dataset: Dataset) -> Dataset:
     """Return the dataset after a check that its splits are as `Split` says, so that no round fails on them.
 
-    Raises:
-        UserError: naming the split, what it has, and what is needed. The test split must not be empty.
+    Raise a UserError with the split, what it has, and what is needed. The test split must not be empty.
     """
     if not isinstance(dataset, Dataset):
         raise UserError(f"the function of a dataset returned {safe_repr(dataset)}; a train.data.Dataset is needed")
@@ -173,11 +172,7 @@ def digest_of(*splits: Split) -> str:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Turn any error in reading a file or folder but a missing package into a UserError; readers raise many kinds.
-
-    Raises:
-        UserError: naming the path, with the reader's message.
-    """
+    """Turn errors in reading a path, of many kinds, into a UserError that names it; but not a missing package."""
     try:
         yield
     except (UserError, ImportError):
@@ -190,11 +185,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def labels_of(dataset: Dataset) -> np.ndarray:
-    """Return the class of each training sample, (samples,).
-
-    Raises:
-        UserError: some have none.
-    """
+    """Return the class of each training sample, (samples,), or raise a UserError if some have none."""
     targets = dataset.train.targets
     if targets.ndim != 1 or not bool(((targets >= 0) & (targets < dataset.num_classes)).all()):
         raise UserError(f"{dataset.name} has no classes to partition by; choose one of: iid, natural, power_law")
@@ -233,16 +224,8 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
 def hold_out(dataset: Dataset, count: int, seed: int, option: str | None = None) -> Dataset:
     """Return the dataset with `count` random samples of its training split in place of the test split.
 
-    No client has them. Natural clients keep at least one sample, their first.
-
-    Args:
-        dataset: the dataset as it was loaded.
-        count: the number of samples, at least 1.
-        seed: decides which.
-        option: the option that asked for that, for messages; by default `data.holdout`.
-
-    Raises:
-        UserError: that would leave nothing to train on.
+    No client has them. Natural clients keep at least one sample, their first. Raise a UserError that names the `option`
+    which asked for that if nothing would be left to train on.
     """
     option = option or f"data.holdout={count}"
     if not len(dataset.train):

@@ -107,7 +107,8 @@ def load_files(
         if task == "causal_lm":
             dataset = _blocks(splits, text, clients, reader)
         else:
-            dataset = _texts(splits, text, label, classes, reader, () if config is None else _labels(config.id2label))
+            labels = () if config is None else tuple(str(name) for _, name in sorted(config.id2label.items()))
+            dataset = _texts(splits, text, label, classes, reader, labels)
     if clients is not None:
         natural = clients if dataset.natural is None else dataset.natural
         dataset = replace(dataset, natural=natural, client_names=client_names)
@@ -191,11 +192,6 @@ def _dataset(parts: dict[str, Split], num_classes: int, shape: tuple[int, ...], 
     present = next(iter(parts.values()))
     train, test = (parts.get(name, present.emptied()) for name in ("train", "test"))
     return replace(Dataset("files", EMPTY, EMPTY, num_classes, shape), train=train, test=test, **facts)
-
-
-def _labels(id2label: dict[int, str]) -> tuple[str, ...]:
-    """Return the names of a model's classes, in their order."""
-    return tuple(str(id2label[number]) for number in sorted(id2label))
 
 
 def _classes(

@@ -20,18 +20,10 @@ Shape = tuple[int, int, int]  # (channels, height, width)
 DARK = 2**14  # cameras write 12 or 14 bits into 16
 CHUNK = 500  # images a thread decodes at a time
 ORIENTATION, SIDEWAYS = 0x0112, 5  # a tag of EXIF, and the first of its values for which width is height
-TURNED = (
-    "",
-    "",
-    "FLIP_LEFT_RIGHT",
-    "ROTATE_180",
-    "FLIP_TOP_BOTTOM",
-    "TRANSPOSE",
-    "ROTATE_270",
-    "TRANSVERSE",
-    "ROTATE_90",
+TURNED = (  # back, by orientation
+    *("", "", "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"),
+    *("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
 )
-
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +74,7 @@ def _suffixes() -> frozenset[str]:
 
 
 def _opened(file: bytes) -> Any:
-    """Open an image file of any format.
-
-    Raises:
-        ValueError: no format is known that begins like it.
-    """
+    """Open an image file of any format, or raise a ValueError if it begins like none."""
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - heavy
 
     try:
@@ -107,8 +95,7 @@ def _orientation(image: Any) -> int:
 def _pixels(image: Any, mode: str, size: tuple[int, int], resize: bool) -> bytes:
     """Return the pixels of an image of 8 bits: upright, in a mode of Pillow's, and of this size.
 
-    Raises:
-        ValueError: it has another size, or its values have no range that is known.
+    Raise a ValueError if it has another size, or its values have no range that is known.
     """
     from PIL import Image  # noqa: PLC0415 - heavy
 

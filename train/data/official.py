@@ -24,11 +24,7 @@ TORCHVISION: dict[str, Callable[..., Any]] = {
 
 
 def read_official(name: str, folder: Path, training: bool) -> Images:
-    """Read one split of a dataset in its official layout, of which torchvision checks that its files are whole.
-
-    Raises:
-        UserError: some are not.
-    """
+    """Read one split of a dataset in its official layout; raise a UserError if torchvision finds damaged files."""
     if name not in TORCHVISION:
         return read_tiny_imagenet(folder, training)
     try:
@@ -58,11 +54,7 @@ def read_tiny_imagenet(folder: Path, training: bool) -> Images:
 
 
 def download(name: str, folder: Path) -> None:
-    """Fetch a dataset into `folder`, in its official layout.
-
-    Raises:
-        UserError: torchvision cannot fetch this dataset, or the download failed.
-    """
+    """Fetch a dataset into `folder`, in its official layout, or raise a UserError if torchvision cannot."""
     if name not in TORCHVISION:
         raise UserError(f"data.download=true cannot fetch {name}, only {', '.join(TORCHVISION)}; place it in {folder}")
     created = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -135,8 +135,7 @@ def pachinko(
 def natural(dataset: Dataset, num_clients: int, rng: np.random.Generator) -> Partition:
     """Use the clients of the data; if fewer are needed, choose at random.
 
-    Raises:
-        UserError: the data has fewer clients, or none.
+    Raise a UserError if the data has fewer clients, or none.
     """
     if (clients := dataset.natural) is None:
         raise UserError(

@@ -69,11 +69,6 @@ class Rows:
         first, others = self.files[0][0], len(self.files) - 1
         return f"{first} and {others} more" if others else str(first)
 
-    @property
-    def is_folder(self) -> bool:
-        """Whether the rows are the images of a folder."""
-        return self.files[0][0].is_dir()
-
     def place(self, row: int) -> str:
         """Return where a row, counted from 0, is from: its number in its file, counted from 1."""
         ends = [*accumulate(count for _, count in self.files)]
@@ -82,11 +77,7 @@ class Rows:
         return f"row {number} of {self.files[file][0]}" if len(ends) > 1 else f"row {number}"
 
     def texts(self, name: str) -> list[str]:
-        """Return a column of texts.
-
-        Raises:
-            UserError: a value is missing, is no text, or is blank.
-        """
+        """Return a column of texts; raise a UserError if a value is missing, is no text, or is blank."""
         texts = self._complete(name)
         self._refuse([row for row, text in enumerate(texts) if not isinstance(text, str)], f"no text in {name}")
         self._refuse([row for row, text in enumerate(texts) if not text.strip()], f"an empty text in {name}")
@@ -95,8 +86,7 @@ class Rows:
     def names(self, name: str) -> list[str]:
         """Return a column of classes or clients as text: `007` is not `7`, and a date is a word.
 
-        Raises:
-            UserError: a value is missing, or is a fraction or a list; or a file has numbers and words in the column.
+        Raise a UserError if a value is missing, or is a fraction or a list, or if a file has numbers and words.
         """
         values = self._complete(name)
         words = [_word(value) for value in values]
@@ -109,8 +99,7 @@ class Rows:
     def images(self, name: str, root: Path) -> tuple[list[bytes], Callable[[int], str]]:
         """Return a column of encoded images, and where each is from. Paths in a table are relative to `root`.
 
-        Raises:
-            UserError: a value is missing or is no image, or a file cannot be read.
+        Raise a UserError if a value is missing or is no image, or a file cannot be read.
         """
         images: list[dict[str, Any]] = [
             value if isinstance(value, dict) else {"bytes": value, "path": value} for value in self._complete(name)
@@ -124,7 +113,7 @@ class Rows:
 
         def place(row: int) -> str:
             path = images[row].get("path")
-            return str(path) if self.is_folder else f"{self.source}, column {name}, {self.place(row)}"
+            return str(path) if self.files[0][0].is_dir() else f"{self.source}, column {name}, {self.place(row)}"
 
         files = []
         for row, image in enumerate(images):
@@ -165,13 +154,7 @@ def _word(value: object) -> str | None:
 def find_files(option: str, patterns: str | Sequence[str], root: Path) -> list[Path]:
     """Return the files of each path or glob, relative to `root`, in the order of their names; or one folder of images.
 
-    Args:
-        option: the key that names them, for messages.
-        patterns: paths or globs.
-        root: the folder that paths are relative to.
-
-    Raises:
-        UserError: none matches, or there is no pattern.
+    Raise a UserError with the `option` that has the patterns if none matches, or there is no pattern.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if not patterns or not all(patterns):
@@ -187,17 +170,10 @@ def find_files(option: str, patterns: str | Sequence[str], root: Path) -> list[P
 def read_rows(
     option: str, paths: Sequence[Path], columns: Mapping[str, str], separator: str | None, encoding: str
 ) -> Rows:
-    """Read files of one format, or a folder of images.
+    """Read the `columns`, by the option that names each, of files of one format, or of a folder of images.
 
-    Args:
-        option: the key that names them, for messages.
-        paths: the files from `find_files`.
-        columns: names of the columns that are read, by the key that names each.
-        separator: the separator of the columns of a csv file; by default a comma, and a tab for `.tsv`.
-        encoding: the encoding of csv, json and text files.
-
-    Raises:
-        UserError: the format is unknown, a file is empty or damaged, or lacks a column.
+    Columns of a csv file are separated by a comma by default, and a tab for `.tsv`. Raise a UserError with the option
+    of the files if the format is unknown, or a file is empty or damaged, or lacks a column.
     """
     if paths[0].is_dir():
         return _read_folder(paths[0], columns)

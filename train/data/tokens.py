@@ -52,11 +52,7 @@ class Tokenizer:
         return 1 + max(self._tokenizer.get_vocab().values())
 
     def padded(self, texts: Sequence[str]) -> Tensor:
-        """Return the ids of texts, cut and padded: int64 (texts, max_length).
-
-        Raises:
-            UserError: the model does not know an id.
-        """
+        """Return ids, cut and padded: int64 (texts, max_length); raise a UserError if the model does not know one."""
         ids = self._encode(texts, truncation=True, max_length=self.max_length)
         rows = np.full((len(ids), self.max_length), self.pad_token_id)
         for row, text in zip(rows, ids, strict=True):
@@ -67,17 +63,8 @@ class Tokenizer:
         """Join each client's texts, with an end of text after each, and cut them in blocks of `max_length`.
 
         Every token but a client's first is predicted once. The last block of a client is padded, with targets that
-        `IGNORED` says to ignore.
-
-        Args:
-            texts: the texts of all clients.
-            clients: the indices of each client's texts.
-
-        Returns:
-            The blocks, client after client, and the indices of each client's blocks.
-
-        Raises:
-            UserError: the model does not know an id.
+        `IGNORED` says to ignore. Return the blocks, client after client, and the indices of each client's; raise a
+        UserError if the model does not know an id.
         """
         ids = self._encode(texts)
         if self._eos is not None:

@@ -98,9 +98,9 @@ def _read(name: str, root: Path, training: bool, download: bool) -> Images:
     """Read one split from the first place that has it."""
     source = SOURCES[name]
     for folder_name in source.folders:
-        shards = _shards(root / folder_name, ("train",) if training else ("test", "valid"))
-        if shards:
-            return read_parquet(shards, source.label, source.shape)
+        for split in ("train",) if training else ("test", "valid"):
+            if shards := sorted((root / folder_name).rglob(f"{split}*.parquet")):  # `train-00000-of-00002….parquet`
+                return read_parquet(shards, source.label, source.shape)
     from train.data import official  # noqa: PLC0415 - torchvision is heavy
 
     target = root / source.folders[0]
@@ -139,11 +139,6 @@ def read_parquet(files: Sequence[Path], label: str, shape: Shape) -> Images:
     with reading(rows.source):
         targets = torch.tensor([numbers[name] if numbers else int(name) for name in rows.names(label)])
     return Images(decode(encoded, shape, place=place), targets, next(filter(None, map(lossy_encoding, encoded)), ""))
-
-
-def _shards(folder: Path, splits: tuple[str, ...]) -> list[Path]:
-    """Return the parquet files of a split anywhere under the folder: `train-00000-of-00002….parquet`, …"""
-    return next((paths for split in splits if (paths := sorted(folder.rglob(f"{split}*.parquet")))), [])
 
 
 def _missing(name: str, root: Path) -> str:

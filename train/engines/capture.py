@@ -85,12 +85,7 @@ class CudaGraphs:
 
 
 class Capturing:
-    """Whether the steps of a job are captured: until one cannot be, which is logged once.
-
-    Args:
-        local: the job's configuration of local training.
-        available: whether the device has graphs.
-    """
+    """Whether the steps of a job are captured, if the device has graphs: until one cannot be, which is logged once."""
 
     def __init__(self, local: LocalConfig, available: bool) -> None:
         self.enabled = available

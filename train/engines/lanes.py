@@ -121,15 +121,7 @@ def form(plan: Plan, client: Client) -> Form:
 
 
 class Lane:
-    """Trains one client after the other, in the same memory.
-
-    Args:
-        job: the job of the engine.
-        capturing: whether steps are captured.
-
-    Attributes:
-        reply: the reply of the last client.
-    """
+    """Trains one client after the other, in the same memory, and keeps the `reply` of the last."""
 
     reply: Reply
     _model: nn.Module
@@ -249,14 +241,9 @@ class Lane:
 
 
 def pad(shard: Shard, model: nn.Module, multiple: int) -> Shard:
-    """Add terms of zeros to a shard, up to a multiple but to no more terms than a layer has.
+    """Add terms of zeros to a shard, up to a multiple but to no more terms than a layer of the server's model has.
 
     They change nothing: the gradient of u'ᵢ is a multiple of v'ᵢ and that of v'ᵢ one of u'ᵢ, so both stay zero.
-
-    Args:
-        shard: the shard of any client.
-        model: the server's, for the sizes of its layers.
-        multiple: 1 for no padding.
     """
     layers, terms = dict(named_modules(unwrap(model))), {}
     for name, sent in shard.terms.items():

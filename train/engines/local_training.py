@@ -30,16 +30,9 @@ def train_locally(
     clip: float | None,
     key: tuple[int | str, ...],
 ) -> Tensor:
-    """Train `model` in place and return the mean loss of its steps, a scalar left on the device.
+    """Train a model that holds a client's shard, in place; return the mean loss of its steps, left on the device.
 
-    Args:
-        model: the factorized model that holds the client's shard.
-        data: the client's samples.
-        dataset: prepares and augments a raw batch.
-        local: epochs, batch size, momentum, decay.
-        lr: the learning rate of this round.
-        clip: τ, or None for no clipping.
-        key: (seed, round, client); determines the order of the samples, flips and dropout.
+    `clip` is τ, or None. The key, (seed, round, client), determines the order of the samples, flips and dropout.
     """
     optimizer = make_optimizer(model, local, lr)
     optimizer.register_step_pre_hook(clip_and_decay(model, clip, local.decay, local.decay_of))
@@ -77,8 +70,7 @@ def make_optimizer(model: nn.Module, local: LocalConfig, lr: float) -> Optimizer
 def draw_passes(data: Split, dataset: Dataset, local: LocalConfig, key: tuple[int | str, ...]) -> Split:
     """Return the samples of all epochs or steps in order of use, raw and augmented; each epoch is a permutation.
 
-    Raises:
-        UserError: the client has none; a step on an empty batch would only decay.
+    Raise a UserError if the client has none: a step on an empty batch would only decay.
     """
     if len(data) == 0:
         raise UserError("the client has no samples to train on")

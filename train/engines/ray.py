@@ -31,12 +31,7 @@ log = logging.getLogger(__name__)
 class RayEngine(Engine):
     """Trains each client as a Ray task on one core, or on one GPU where the job is on a GPU.
 
-    Args:
-        job: the job to train.
-
-    Raises:
-        ImportError: Ray is not installed.
-        UserError: no cluster is there, or the job has a part that cannot be sent to it.
+    Raise an ImportError if Ray is not installed, a UserError if no cluster is there or the job cannot be sent to it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -56,8 +51,7 @@ class RayEngine(Engine):
     def train(self, plan: Plan, round: int, lr: float) -> Replies:
         """Yield the clients' replies in the order of the plan.
 
-        Raises:
-            RunError: the cluster is lost, or a task failed as often as Ray repeats it.
+        Raise a RunError if the cluster is lost, or a task failed as often as Ray repeats it.
         """
 
         def share(common: Shard) -> Any:
@@ -102,9 +96,7 @@ class RayEngine(Engine):
 def connect() -> Any:
     """Return the module `ray`, connected to the cluster of this machine, or of the variable RAY_ADDRESS.
 
-    Raises:
-        ImportError: Ray is not installed.
-        UserError: no cluster is there.
+    Raise an ImportError if Ray is not installed, a UserError if no cluster is there.
     """
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else Ray looks 12 minutes for a cluster that died
     try:

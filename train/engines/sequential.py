@@ -72,11 +72,7 @@ def resident_model(job: Job, shard: Shard) -> nn.Module:
 
 @cache
 def check_compiler(device: torch.device) -> None:
-    """Check that `torch.compile` works on this machine, which each client would miss in the same way.
-
-    Raises:
-        UserError: it does not, as where g++ is missing.
-    """
+    """Raise a UserError if `torch.compile` does not work here, as where g++ is missing: each client would miss it."""
     number = randbits(32)  # compiled by no earlier process
     try:
         torch.compile(lambda x: x * number)(torch.ones(2, device=device))

@@ -56,14 +56,9 @@ def report(engine: Engine, plan: Plan, round: int, lr: float) -> Reports:
     """Train every client of a plan and return the norms; the updates are kept here if the clients do not keep them."""
     if isinstance(engine, TwoStageEngine):
         return engine.report(plan, round, lr)
-    return keep_updates(plan, engine.train(plan, round, lr), lr)
-
-
-def keep_updates(plan: Plan, replies: Replies, lr: float) -> Reports:
-    """Keep the updates of a plan's clients, in place of the clients, and return their norms."""
     kept: dict[Client, Reply] = {}
     norms: dict[Client, Tensor] = {}
-    for client, reply in replies:
+    for client, reply in engine.train(plan, round, lr):
         if client in plan and client not in kept:
             shard = plan.shard(client)
             misfit = None if reply.update is None else find_misfit(shard, reply.update)

@@ -48,11 +48,7 @@ def assemble(config: Config) -> Experiment:
 
 
 def simulate_clients(config: Config) -> tuple[Dataset, Clients, Callable[[Job], Engine]]:
-    """Read the configured dataset and distribute it among clients on this machine.
-
-    Returns:
-        The dataset without its training split, the clients, and a function that creates their engine.
-    """
+    """Return the dataset without its training split, the clients on this machine, and what creates their engine."""
     engine = find_engine(config)
     device = find_device(config.device)
     if config.local.compile:
@@ -70,8 +66,7 @@ def simulate_clients(config: Config) -> tuple[Dataset, Clients, Callable[[Job], 
 def read_dataset(config: Config, **options: Any) -> Dataset:
     """Load the configured dataset, with other options than the configured ones if given.
 
-    Raises:
-        UserError: it is not there, or has fewer samples than are held out.
+    Raise a UserError if it is not there, or has fewer samples than are held out.
     """
     data = config.data
     dataset = load_dataset(data.name, **data_options(config) | options)
@@ -100,12 +95,8 @@ def build_experiment(
 ) -> Experiment:
     """Build the parts that train one model.
 
-    Args:
-        config: the configuration of the run.
-        dataset: the dataset without its training split, on the device.
-        clients: all that may take part.
-        make_engine: creates the engine that trains them.
-        sampler: chooses the clients of a round; by default the configured one, which knows what shards cost.
+    The dataset, without its training split, is on the device. The sampler is by default the configured one, which knows
+    what shards cost.
     """
     keep_ratios, num_samples = clients.keep_ratios, clients.num_samples
     set_stage(f"building {config.model.name}")
@@ -196,11 +187,7 @@ def check_fit(name: str, model: nn.Module, dataset: Dataset) -> None:
 
 
 def check_optimizers(config: Config, device: torch.device) -> None:
-    """Let the clients' and the server's optimizer take a step, since torch refuses some options only then.
-
-    Raises:
-        UserError: one of them refuses an option.
-    """
+    """Raise a UserError if the clients' or the server's optimizer refuses an option, some only at a step."""
     local = config.local
     model = nn.ParameterList([torch.zeros(1, 1, device=device)])
     model[0].grad = torch.zeros_like(model[0])
@@ -218,8 +205,7 @@ def check_optimizers(config: Config, device: torch.device) -> None:
 def find_engine(config: Config) -> Callable[[Job], Engine]:
     """Return a function that creates the engine of this name.
 
-    Raises:
-        UserError: an unknown engine, or several threads for an engine with one per process.
+    Raise a UserError for an unknown engine, or several threads for an engine with one per process.
     """
     if config.threads > 1 and config.engine != "sequential":
         raise UserError(f"threads={config.threads} needs engine=sequential; engine={config.engine} has one per process")
@@ -269,8 +255,7 @@ def make_server(config: Config, model: nn.Module, planner: ShardPlanner, privacy
 def make_privacy(config: Config, keep_ratios: Mapping[Client, float]) -> Gaussian | None:
     """Return the mechanism of a run with privacy, or None.
 
-    Raises:
-        UserError: the budget allows no round, or a package is missing.
+    Raise a UserError if the budget allows no round, or a package is missing.
     """
     if config.privacy is None:
         return None
@@ -305,10 +290,7 @@ def dense_nbytes(model: nn.Module) -> int:
 def make_model(config: Config, dataset: Dataset, pretrained: bool = True) -> nn.Module:
     """Build the server's model; its initial weights depend only on `data_seed` and on the configured weights.
 
-    Args:
-        config: the configuration of the run.
-        dataset: the model's inputs and classes.
-        pretrained: False leaves out the configured weights, for a structure.
+    `pretrained=False` leaves out the configured weights, for a structure.
     """
     with torch.random.fork_rng(devices=[]), config.model.naming_key():
         torch.manual_seed(seed_of(config.seed_of_data, "model"))
@@ -353,11 +335,7 @@ def assign_keep_ratios(keep_ratio: float | Mapping[float, float], count: int, se
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is the GPU if there is one.
-
-    Raises:
-        UserError: no such device here.
-    """
+    """Return the device of that name, or raise a UserError; ``auto`` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -58,11 +58,7 @@ class Account:
         return spent_epsilon(self._config, self._most())
 
     def add(self, round: int, name: str) -> None:
-        """Note a release.
-
-        Raises:
-            RunError: it would spend more than `privacy.max_epsilon`.
-        """
+        """Note a release; raise a RunError if it would spend more than `privacy.max_epsilon`."""
         names = self._names.setdefault(round, set())
         if name in names:
             return

@@ -39,14 +39,9 @@ class History:
         return self._config.evaluates(t) or (self._account is not None and self._account.ends_with(t))
 
     def complete(self, metrics: RoundMetrics, release: str = "") -> dict[str, Any]:
-        """Return `bytes_total`, `best_accuracy`, `epsilon` and `stopped` of the next round.
+        """Return `bytes_total`, `best_accuracy`, `epsilon` and `stopped` of the next round; raise as `Account.add`.
 
-        Args:
-            metrics: the metrics of the round.
-            release: the release of a round with privacy that has just run, see `Outcome.release`.
-
-        Raises:
-            RunError: as `Account.add`.
+        `release` is that of a round with privacy that has just run, see `Outcome.release`.
         """
         self._bytes += metrics.bytes_down + metrics.bytes_up
         self.improved, self.stopped, epsilon = False, metrics.stopped, metrics.epsilon

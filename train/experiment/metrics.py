@@ -116,11 +116,7 @@ class RoundMetrics:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Self:
-        """Return the metrics of a line of `metrics.jsonl`.
-
-        Raises:
-            TypeError: a metric that every round has is missing.
-        """
+        """Return the metrics of a line of `metrics.jsonl`; raise a TypeError if one that every round has is missing."""
         names = {entry.name for entry in fields(cls)}
         values = {name: value for name, value in line.items() if name in names}
         return cls(**values, extra={name: value for name, value in line.items() if name not in names})
@@ -136,13 +132,7 @@ def measure(
 ) -> RoundMetrics:
     """Return the metrics that follow from a round's plan and updates.
 
-    Args:
-        experiment: the experiment whose model was trained.
-        t: the round.
-        plan: the shards as sent.
-        selection: the clients that were to upload.
-        outcome: the clients that were averaged in.
-        losses: the mean training loss of each client that reported one.
+    Clients of the selection were to upload, those of the outcome were averaged in, and those with a loss reported it.
     """
     reasons = dict(selection.rejected) | outcome.rejected
     failures = {client: reasons[client] for client in plan if client in reasons}

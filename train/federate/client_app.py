@@ -78,11 +78,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("upload")
 def upload(message: Message, context: Context) -> Message:
-    """Send the update that the node keeps.
-
-    Raises:
-        UserError: no update of this plan is kept.
-    """
+    """Send the update that the node keeps; raise a UserError if it keeps none of this plan."""
     plan = part_of(message.content, CONFIG, ConfigRecord).get("plan")
     if KEPT not in context.state or context.state[KEPT]["plan"] != plan:
         raise UserError("it no longer has an update of this round: the node was restarted after training")
@@ -90,11 +86,7 @@ def upload(message: Message, context: Context) -> Message:
 
 
 def partition_of(settings: Mapping[str, Any]) -> int:
-    """Return the client that this node is.
-
-    Raises:
-        UserError: the node's configuration does not have a whole number.
-    """
+    """Return the client that this node is; raise a UserError if its configuration does not have a whole number."""
     partition = settings.get("partition-id")
     if not isinstance(partition, int):
         raise UserError(f"partition-id={partition!r} in --node-config; set the number of this node's client, from 0")
@@ -129,8 +121,7 @@ def open_data(config: Config, settings: Mapping[str, Any]) -> tuple[Dataset, Spl
 def read_files(config: Config, paths: str) -> tuple[Dataset, Split]:
     """Return the dataset `files` without its samples, and those that a node has in files of its own.
 
-    Raises:
-        UserError: they are missing or invalid, or the server does not name the classes, of which a node may lack some.
+    Raise a UserError if they are missing or invalid, or the server does not name the classes: a node may lack some.
     """
     options = data_options(config)
     if options.get("task") != "causal_lm" and "classes" not in options:
@@ -152,11 +143,7 @@ def share_out_once(config: str, root: str | None) -> tuple[Dataset, Shares]:
 
 
 def read_data(path: Path) -> Split:
-    """Read a node's own samples.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Read a node's own samples, or raise a UserError."""
     try:
         tensors = safetensors.torch.load_file(path)
         data = Split(tensors["inputs"], tensors["targets"])

@@ -40,11 +40,7 @@ def question_of(config: Config) -> RecordDict:
 
 
 def keep_config(message: Message, context: Context) -> Config:
-    """Return the configuration of a message, which a node has been sent once.
-
-    Raises:
-        UserError: the node does not have it, or it is invalid.
-    """
+    """Return the configuration of a message, which a node has been sent once; raise a UserError if it is not there."""
     if RUN in message.content:
         context.state[RUN] = message.content.pop(RUN)
     text = context.state.get(RUN, {}).get(TEXT)
@@ -60,11 +56,7 @@ def digest_of(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def read_config(text: str) -> Config:
-    """Return the configuration that a server has sent.
-
-    Raises:
-        UserError: it is invalid.
-    """
+    """Return the configuration that a server has sent, or raise a UserError if it is invalid."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -73,11 +65,7 @@ def read_config(text: str) -> Config:
 
 
 def read_reply(content: RecordDict) -> Reply:
-    """Read a node's reply; its update need not fit the round.
-
-    Raises:
-        UserError: the content is not that of `train_message`, or has no loss.
-    """
+    """Read a node's reply, or raise a UserError if it is none of `train_message`; its update need not fit the round."""
     loss = part_of(content, METRICS, MetricRecord).get(LOSS)
     if not isinstance(loss, float):
         raise UserError(f"its loss is {one_line(repr(loss))}, not a number")
@@ -85,11 +73,7 @@ def read_reply(content: RecordDict) -> Reply:
 
 
 def read_norm(content: RecordDict) -> float:
-    """Read the report of a node that keeps its update: the norm ‖U‖/lr, which may not be finite.
-
-    Raises:
-        UserError: there is no valid norm.
-    """
+    """Read the norm ‖U‖/lr of a node that keeps its update, or raise a UserError; it may not be finite."""
     norm = part_of(content, METRICS, MetricRecord).get(NORM)
     if not isinstance(norm, float) or norm < 0:
         raise UserError(f"its norm is {one_line(repr(norm))}, not a number of at least 0")
@@ -97,5 +81,5 @@ def read_norm(content: RecordDict) -> float:
 
 
 def norm_of(sent: Shard, update: Update, lr: float) -> float:
-    """Return ‖U‖/lr, with the bits of `train.engines.two_stage.keep_updates`."""
+    """Return ‖U‖/lr, with the bits of `train.engines.two_stage.report`."""
     return float(torch.stack([update_norm(sent, update)]) / lr)

@@ -86,12 +86,9 @@ class Roster(Nodes):
         self._owners: dict[int, int] = {}  # the node of each client, connected or not
 
     def gather(self) -> None:
-        """Wait until every client is connected.
+        """Wait until every client is connected. A resumed run starts without those that do not connect in time.
 
-        A resumed run knows its clients, and starts without those that do not connect in time.
-
-        Raises:
-            UserError: clients that the run has never seen did not connect in time.
+        Raise a UserError if clients that the run has never seen did not connect in time.
         """
         count, reminded = self.config.clients.count, -inf
 
@@ -132,8 +129,7 @@ class Roster(Nodes):
     def admit(self, id: int, values: ConfigRecord) -> Node:
         """Return the client that a new node is, from its report.
 
-        Raises:
-            UserError: the report is invalid, or differs from the client's first; or the client belongs to another node.
+        Raise a UserError if the report is invalid or differs from the client's first, or another node is this client.
         """
         node, size = read_node(id, values), values.get(NUM_SAMPLES)
         if type(size) is not int or not 0 < size < 2**53:
@@ -148,11 +144,7 @@ class Roster(Nodes):
         return node
 
     def _settle_owner(self, node: int, client: int) -> None:
-        """Assign a client to a node that claims it.
-
-        Raises:
-            UserError: it belongs to another node.
-        """
+        """Assign a client to a node that claims it, or raise a UserError if it belongs to another node."""
         owner, key = self._owners.get(client, node), self._keys.get(client)
         if key and key == self._digests.get(node):
             if owner != node:

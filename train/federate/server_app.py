@@ -102,11 +102,7 @@ def report(metrics: Mapping[str, Any]) -> None:
 
 
 def check_federated(config: Config) -> None:
-    """Refuse settings that need the clients' data at the server.
-
-    Raises:
-        UserError: naming the setting.
-    """
+    """Raise a UserError that names a setting which needs the clients' data at the server."""
     for is_set, name in (
         (config.tasks, "tasks"),
         (config.alignment, "alignment"),
@@ -122,8 +118,7 @@ def check_federated(config: Config) -> None:
 def assemble_over(config: Config, grid: Grid, timeouts: Timeouts, device: str | None = None) -> Experiment:
     """Build everything that a run with nodes needs. A device is that of the nodes, if not of the configuration.
 
-    Raises:
-        UserError: a setting needs the clients' data here, or nodes are missing.
+    Raise a UserError if a setting needs the clients' data here, or nodes are missing.
     """
     check_federated(config)
     dataset = read_dataset(config).without_training().to(find_device(config.device))
@@ -155,13 +150,9 @@ def config_for_nodes(config: Config, dataset: Dataset, device: str | None = None
 
 
 def recall(config: Config) -> tuple[dict[int, Report], dict[int, str]]:
-    """Return each client's first report in the run that the directory holds, and its node's key.
+    """Return each client's first report in the directory's run, and digests of the nodes' keys; empty without a run.
 
-    Returns:
-        The reports, and digests of the keys of the nodes that had one; both empty if there is no run.
-
-    Raises:
-        UserError: the file is damaged.
+    Raise a UserError if the file is damaged.
     """
     nobody: dict[str, Any] = {"samples": [], "keep_ratios": [], "node_keys": []}
     clients = read_clients(config.directory, clients_file(config)).get(config.name, nobody)

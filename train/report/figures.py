@@ -54,8 +54,7 @@ def legend_drawing(groups: Sequence[RunGroup]) -> Drawing:
 def grid_drawing(groups: Sequence[RunGroup], title: str = "Accuracy over the grid") -> Drawing | None:
     """Draw the final accuracy over the varied key with most numbers, a line for each setting of the other keys.
 
-    Returns:
-        The picture; None where no numeric key was varied while the others stayed the same.
+    Return None where no numeric key was varied while the others stayed the same.
     """
     scored = [group for group in groups if len(group.percents)]
     keys = [key for key in (scored[0].varied if scored else ()) if all(_is_numeric(group, key) for group in scored)]

@@ -64,11 +64,7 @@ class Runs:
 
 
 def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
-    """Read the runs in these directories, each up to its first damaged line, of which it warns.
-
-    Returns:
-        The runs, and the errors of directories that hold no run that can be read.
-    """
+    """Read runs, each up to its first damaged line, of which it warns; return them, and the errors of the others."""
     settings: dict[str, dict[str, Any]] = {}
     status: dict[str, dict[str, Any]] = {}
     lines: dict[str, list[dict[str, Any]]] = {}
@@ -99,16 +95,13 @@ def read_runs(directories: Iterable[Path]) -> tuple[Runs, list[str]]:
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
-    """Read all runs with a finished round in these folders and their subfolders.
+    """Read all runs with a finished round in these folders and their subfolders; log and return the errors.
 
-    Returns:
-        The runs, and the errors, which are also logged as warnings.
-
-    Raises:
-        UserError: a folder does not exist, or there is no readable run.
+    Raise a UserError if a folder does not exist, or there is no readable run.
     """
     folders = list(folders)
-    check_folders(folders)
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
     directories = {path.parent for folder in folders for path in folder.rglob(METRICS_FILE) if path.stat().st_size}
     all_runs, errors = read_runs(sorted(directories))
     runs = all_runs.begun
@@ -117,16 +110,6 @@ def find_runs(folders: Iterable[Path]) -> tuple[Runs, list[str]]:
         raise UserError("; ".join(errors) or names)
     warn_left_out(errors)
     return runs, errors
-
-
-def check_folders(folders: Iterable[Path]) -> None:
-    """Check that folders exist.
-
-    Raises:
-        UserError: one does not.
-    """
-    if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise UserError(f"there is no folder {missing[0]}; name folders that hold runs")
 
 
 def warn_left_out(errors: Iterable[str]) -> None:
@@ -138,8 +121,7 @@ def warn_left_out(errors: Iterable[str]) -> None:
 def _read_run(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]], str | None]:
     """Return a run's configuration, flat, the metrics of its rounds, and a note on its first damaged line.
 
-    Raises:
-        UserError: the directory holds no run, or its first line is damaged.
+    Raise a UserError if the directory holds no run, or its first line is damaged.
     """
     metrics, unreadable = directory / METRICS_FILE, f"{directory} holds no run that can be read"
     check_regular(directory)

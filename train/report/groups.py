@@ -78,8 +78,7 @@ def group_runs(runs: Runs) -> list[RunGroup]:
 def without_repeats(runs: Runs) -> tuple[Runs, list[tuple[str, str]]]:
     """Keep one run of each configuration and seed: a finished one, else the longest, else the newest.
 
-    Returns:
-        The runs to keep, and for each other directory the one that replaces it.
+    Return the runs to keep, and for each other directory the one that replaces it.
     """
     modified = [(Path(run) / METRICS_FILE).stat().st_mtime for run in runs.results.index]
     ranked = runs.results.assign(same=_experiments(runs) + runs.settings.seed.astype(str), modified=modified)

@@ -40,19 +40,10 @@ Record = TypeVar("Record")
 
 
 def write_page(folders: Sequence[Path], into: Path, command: str, targets: Sequence[float] = ()) -> list[Path]:
-    """Write `report.html` about all runs in these folders, and `report.csv` with a row for each run.
+    """Write `report.html` about all runs in these folders, and `report.csv` with a row for each; return the paths.
 
-    Args:
-        folders: the folders that hold runs, or are runs.
-        into: the folder to write to.
-        command: the command to show on the page.
-        targets: test accuracies whose bytes are shown; by default `choose_targets` of each experiment.
-
-    Returns:
-        The paths written.
-
-    Raises:
-        UserError: there is no run, or a file of that name by another program.
+    The page shows a command, and the bytes to test accuracies, by default `choose_targets` of each experiment. Raise a
+    UserError if there is no run, or a file of that name by another program.
     """
     all_runs, errors = find_runs(folders)
     runs, repeats = without_repeats(all_runs)

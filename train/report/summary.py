@@ -33,20 +33,9 @@ def write_report(
 ) -> tuple[Table, list[Path]]:
     """Write `summary.md`, `summary.csv`, the plot of accuracy against bytes, and that of a grid.
 
-    They cover all finished runs in the folder, including those of earlier commands.
-
-    Args:
-        directories: the directories of the finished runs.
-        into: folder to write to.
-        title: the title of the table and the plot.
-        command: the command that made the runs; the summary lists it after those of earlier reports.
-        failed: errors of the command's other runs, by directory, for the summary.
-
-    Returns:
-        The table for the screen, and the paths written.
-
-    Raises:
-        UserError: one of the directories holds no run.
+    They cover all finished runs in the folder, and the summary lists all commands, including earlier ones. It has the
+    errors of this command's other runs, by directory. Return the table for the screen, and the paths written. Raise a
+    UserError if one of the directories holds no run.
     """
     failed, requested = failed or {}, dict.fromkeys(map(str, directories))
     earlier = {path.parent for path in into.glob(f"*/{METRICS_FILE}")} - {*directories, *failed}

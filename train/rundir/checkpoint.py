@@ -73,11 +73,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            DamagedError: it is not a checkpoint, or is truncated or altered.
-        """
+        """Read a file, or raise a DamagedError if it is not a checkpoint, or is truncated or altered."""
         try:
             header = metadata_of(path, KEY)
             with safetensors.safe_open(path, framework="pt") as file:
@@ -107,8 +103,7 @@ class Checkpoint:
     def restore(self, model: nn.Module, states: States = NO_STATES) -> None:
         """Restore the model, the optimizers and averages, and the sampler.
 
-        Raises:
-            UserError: a part is of another model, optimizer or number of clients.
+        Raise a UserError if a part is of another model, optimizer or number of clients.
         """
         _load("model", model, {name: value for name, value in self.state.items() if not name.startswith(STATE_PREFIX)})
         for name, stateful in states.items():
@@ -133,11 +128,7 @@ def cpu_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def metadata_of(path: Path, key: str) -> dict[str, Any]:
-    """Return the metadata of a safetensors file under a key.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """Return the metadata of a safetensors file under a key, or raise a KeyError."""
     with safetensors.safe_open(path, framework="pt") as file:
         return dict(from_json((file.metadata() or {})[key]))
 
@@ -151,11 +142,7 @@ def rounds_of(path: Path, key: str = KEY) -> int | None:
 
 
 def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, and keep the previous one.
-
-    Raises:
-        RunError: it cannot be written; earlier ones are unharmed.
-    """
+    """Write a checkpoint, and keep the previous one; raise a RunError if it cannot be written."""
     write_atomically(directory / CHECKPOINT_FILE, checkpoint.to_bytes(), keep=directory / PREVIOUS_FILE)
 
 

@@ -113,11 +113,7 @@ def _end(config: Config) -> int | None:
 
 
 def check_comparison(directory: Path) -> None:
-    """Check that a comparison can use a folder.
-
-    Raises:
-        UserError: it holds a run, or a report by another program; or it cannot be created.
-    """
+    """Raise a UserError if a comparison's folder holds a run or another program's report, or cannot be created."""
     check_regular(directory)
     if os.path.lexists(directory / METRICS_FILE):
         raise UserError(f"{directory} holds a run; a comparison needs another folder: choose another output=…")
@@ -126,11 +122,7 @@ def check_comparison(directory: Path) -> None:
 
 
 def check_writable(directory: Path, option: str = "output=…") -> None:
-    """Check that a directory can be written, by creating something in it, or in its nearest parent, for a moment.
-
-    Raises:
-        UserError: it is not writable.
-    """
+    """Raise a UserError if nothing can be created, for a moment, in a directory or in its nearest parent."""
     try:
         existing = next(path for path in (directory, *directory.parents) if path.exists())
         TemporaryDirectory(dir=existing).cleanup()
@@ -140,21 +132,13 @@ def check_writable(directory: Path, option: str = "output=…") -> None:
 
 
 def check_regular(directory: Path) -> None:
-    """Check that no pipe, folder, socket or device has the name of a run's file: reading a pipe may never end.
-
-    Raises:
-        UserError: one has.
-    """
+    """Raise a UserError if a pipe, folder or device has the name of a run's file: reading a pipe may never end."""
     for path in (directory / name for name in (LOCK_FILE, *RUN_FILES, *REPORT_FILES)):
         refuse_irregular(path)
 
 
 def check_reports(directory: Path) -> None:
-    """Check that reports will overwrite only earlier reports.
-
-    Raises:
-        UserError: there is a file of such a name that no run wrote.
-    """
+    """Raise a UserError if reports would overwrite a file of such a name that no run wrote."""
     summary = directory / REPORT_FILES[0]
     with suppress(OSError, UnicodeDecodeError):
         text = summary.read_text(encoding="utf-8")
@@ -169,8 +153,7 @@ def check_reports(directory: Path) -> None:
 def lock(path: Path) -> Iterator[None]:
     """Hold a lock file until this process releases it or ends. Child processes do not share it.
 
-    Raises:
-        UserError: another process or thread holds it, or it is no regular file.
+    Raise a UserError if another process or thread holds it, or it is no regular file.
     """
     refuse_irregular(path)
     file = FileLock(path, blocking=False)
@@ -223,8 +206,7 @@ def _objection(key: str, before: Config, config: Config) -> str | None:
 def config_in(directory: Path) -> Config:
     """Read the configuration of the run that a directory holds.
 
-    Raises:
-        UserError: it cannot be read, is of another version, or names modules that are not imported yet.
+    Raise a UserError if it cannot be read, is of another version, or names modules that are not imported yet.
     """
     path = directory / CONFIG_FILE
     try:

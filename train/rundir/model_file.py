@@ -34,16 +34,9 @@ SLACK = 10  # times the file's size that a model may take while it is built
 
 
 def save_model(path: Path, model: nn.Module, rounds: int, experiments: Iterable[Experiment]) -> None:
-    """Write the dense weights of a model under their own names, with what `read_model` needs to build it.
+    """Write the dense weights of a run's model, or of several as one module, with what `read_model` needs to build it.
 
-    Args:
-        path: the path of the file.
-        model: evaluated model of a run; several models are one module.
-        rounds: number of rounds that it was trained for.
-        experiments: the experiments of each model.
-
-    Raises:
-        RunError: the disk is full or not writable.
+    Raise a RunError if the disk is full or not writable.
     """
     sizes = {
         one.config.name: {
@@ -81,10 +74,9 @@ def read_model(directory: Path | str, best: bool = False) -> nn.Module:
 
 @contextmanager
 def _no_larger_than(path: Path) -> Iterator[None]:
-    """Refuse to build a model whose parameters and buffers cannot be those of a file: it may come from anywhere.
+    """Raise a ValueError for a model whose tensors take far more bytes than a file has: it may come from anywhere.
 
-    Raises:
-        ValueError: they take far more bytes; a model may share some or replace some while it is built.
+    A model may share some or replace some while it is built.
     """
     file_nbytes, model_nbytes = path.stat().st_size, 0
 

@@ -53,11 +53,7 @@ class Provenance:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Read the file in a run's directory; None if there is none.
-
-        Raises:
-            UserError: the file is damaged.
-        """
+        """Read the file in a run's directory, None if there is none; raise a UserError if it is damaged."""
         path = directory / PROVENANCE_FILE
         if not path.is_file():
             return None

@@ -153,15 +153,7 @@ def clients_file(config: Config) -> str:
 
 
 def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[str, Any]]:
-    """Return the records of a run's clients; empty if there are none.
-
-    Args:
-        directory: The run's directory.
-        name: The file's name; by default that of a run without privacy.
-
-    Raises:
-        UserError: the file is spoiled.
-    """
+    """Return the records of a run's clients, empty if there are none; raise a UserError if the file is spoiled."""
     path = directory / name
     if not path.is_file():
         return {}
@@ -169,11 +161,7 @@ def read_clients(directory: Path, name: str = CLIENTS_FILE) -> dict[str, dict[st
 
 
 def check_clients(config: Config, clients: ClientRecords) -> None:
-    """Check that the clients have the same samples as when the run was started.
-
-    Raises:
-        UserError: the data differ.
-    """
+    """Raise a UserError if the clients do not have the same samples as when the run was started."""
     directory = config.directory
     for name, stored in read_clients(directory, clients_file(config)).items():
         current = clients.get(name, {})

@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 def open_account(config: Config, experiment: Experiment, resume: bool) -> Account | None:
     """Return the account of a run with privacy. One that has begun gets the secret seed of its directory.
 
-    Raises:
-        UserError: a run has begun there, and the file is missing or damaged.
+    Raise a UserError if a run has begun there, and the file is missing or damaged.
     """
     if config.privacy is None:
         return None

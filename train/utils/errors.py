@@ -13,11 +13,7 @@ class RunError(RuntimeError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors in writing, such as a full disk, into one line.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Turn errors in writing, such as a full disk, into a RunError of one line."""
     try:
         yield
     except OSError as error:

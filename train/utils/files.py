@@ -13,14 +13,8 @@ UNFINISHED = ".unfinished"  # ends the name of a file while it is written
 def write_atomically(path: Path, content: bytes, keep: Path | None = None, mode: int = 0o666) -> None:
     """Write a file atomically; it is on disk when this function returns, and readers see the old one until then.
 
-    Args:
-        path: the path of the file.
-        content: the content of the file.
-        keep: new name of the old file, to keep it.
-        mode: the mode of a new file, for those who may read it; the process's mask limits it.
-
-    Raises:
-        RunError: the disk is full or not writable; the old file is untouched.
+    The old file is kept under the name `keep`. The process's mask limits the mode. Raise a RunError if the disk is full
+    or not writable; the old file is then untouched.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     with writing(path):
@@ -40,11 +34,7 @@ def write_atomically(path: Path, content: bytes, keep: Path | None = None, mode:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Refuse a pipe, folder, socket or device.
-
-    Raises:
-        UserError: naming it.
-    """
+    """Raise a UserError that names a pipe, folder, socket or device."""
     with suppress(OSError):  # such as a loop of links; opening it tells
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is no regular file; move it, or choose another directory")

@@ -49,11 +49,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_record(path: Path, read: Callable[[Any], Record]) -> Record:
-    """Parse a JSON file that a run has written, and build a record from it.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Build a record from a JSON file that a run has written, or raise a UserError if the file is damaged."""
     try:
         return read(from_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

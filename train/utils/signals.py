@@ -13,11 +13,7 @@ ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked a run to stop, and the run stopped after a round.
-
-    Attributes:
-        signal: the signal's number.
-    """
+    """A signal, whose number is kept, asked a run to stop, and the run stopped after a round."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -25,21 +21,13 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether to stop after the current round.
-
-    Attributes:
-        signal: the signal that asked to stop, or None.
-    """
+    """Whether to stop after the current round: the signal that asked for it, or None."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     def raise_if_set(self) -> None:
-        """Raise `Stopped` if a signal asked to stop.
-
-        Raises:
-            Stopped: a signal did.
-        """
+        """Raise `Stopped` if a signal asked to stop."""
         if self.signal is not None:
             raise Stopped(self.signal)
 

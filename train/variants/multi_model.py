@@ -35,11 +35,7 @@ MEANS = ("train_loss", "test_accuracy", "test_loss", "train_set_accuracy", "trai
 
 @dataclass
 class MultiModel:
-    """Several models, for whose clients the sampler chooses a model.
-
-    Attributes:
-        parts: the experiments that train the models, by name.
-    """
+    """Several models, whose experiments are the `parts`, by name; the sampler chooses a model for each client."""
 
     config: Config
     parts: Mapping[str, Experiment]
@@ -155,14 +151,7 @@ def run_multi_model(
 ) -> RoundMetrics | None:
     """Run the rounds of several models from `start`, as `train.rounds.run_rounds` runs those of one.
 
-    Args:
-        models: the models that are trained; their experiments have been started.
-        start: the first round, from 0.
-        callbacks: all are called after each round, with the plans by model.
-        history: the history of the rounds before `start`.
-
-    Returns:
-        The metrics of the last round; None if there was none to run.
+    The callbacks get the plans by model.
     """
     config, parts = models.config, models.parts
     history, metrics = history or History(config), None
@@ -205,11 +194,7 @@ def run_multi_model(
 
 
 def assemble_models(config: Config) -> MultiModel:
-    """Build everything that a run of several models needs, as `train.experiment.assembly.assemble` for one.
-
-    Raises:
-        UserError: one of them cannot be built.
-    """
+    """Build what a run of several models needs, with the errors of `train.experiment.assembly.assemble` for each."""
     configs = {of_model.name: of_model for of_model in config.models()}
     simulated = {name: simulate_clients(of_model) for name, of_model in configs.items()}
     _, clients, _ = next(iter(simulated.values()))

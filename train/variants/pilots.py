@@ -90,12 +90,7 @@ class RunPilots(Callback):
         self._request = request
 
     def before_training(self, experiment: Experiment) -> None:
-        """Calibrate the sampler.
-
-        Raises:
-            UserError: the result cannot be read, or has another number of clients.
-            Stopped: a signal asked to stop.
-        """
+        """Calibrate the sampler; raise a UserError if the result cannot be read, or has another number of clients."""
         sampler = experiment.sampler
         assert isinstance(sampler, StatisticalSampler)  # the configuration is checked
         path = experiment.config.directory / PILOTS_FILE
@@ -111,11 +106,7 @@ class RunPilots(Callback):
 
 
 def calibrate(experiment: Experiment, request: StopRequest) -> Calibration:
-    """Run the pilots, and return what they measured.
-
-    Raises:
-        Stopped: a signal asked to stop.
-    """
+    """Run the pilots, and return what they measured; raise `Stopped` if a signal asked to stop."""
     sampler, levels = experiment.sampler, experiment.config.clients.pilot_losses
     shares = sampler.population.num_samples / sampler.population.num_samples.sum()
     distributions = dict(zip(DISTRIBUTIONS, (np.full(shares.size, 1 / shares.size), shares), strict=True))
@@ -133,9 +124,7 @@ def run_pilot(
 ) -> tuple[Pilot, list[float]]:
     """Run one pilot to a little below the least loss; return it and its training loss after each round.
 
-    Raises:
-        Stopped: a signal asked to stop.
-        DivergedError: no client's update could be used.
+    Raise `Stopped` if a signal asked to stop, a DivergedError if no client's update could be used.
     """
     which = f"pilot {number + 1} of {PILOTS} with {kind} draws"
     set_stage(f"running {which}")
@@ -173,14 +162,10 @@ def fit(
     levels: Sequence[float],
     cohort_size: int,
 ) -> Calibration:
-    """Return what the pilots measured.
+    """Return what the pilots measured, for the clients' shares p, (N,), and a cohort of K.
 
-    Args:
-        shares: (N,) p, summing to 1.
-        largest: the largest norms, by uniform pilot, (N,), NaN for clients that it did not draw.
-        curves: the training losses of each pilot after each round, by kind.
-        levels: losses at which the two kinds are compared.
-        cohort_size: K.
+    The largest norms are (N,) by uniform pilot, NaN for clients that it did not draw; the curves are each pilot's
+    training losses, by kind, which are compared at these levels.
     """
     norms = mean_norms(largest)
     rounds = {kind: [rounds_to(level, runs) for level in levels] for kind, runs in curves.items()}

@@ -5,12 +5,12 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
-from digits.task import fit, load_data, make_model
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from examples.flower_app.digits.task import fit, load_data, make_model
 from sharding import Server, ShardPlanner, init_empty
 from sharding.flower import SpectralSharding, query_message, train_message
 

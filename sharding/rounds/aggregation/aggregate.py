@@ -34,17 +34,19 @@ import torch
 from torch import Tensor
 
 from sharding.errors import safe_repr
+from sharding.matrices.spectrum import Spectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.memory import release_freed_memory
 from sharding.modules.wrappers import key
 from sharding.rounds.aggregation.faults import NOTHING, find_misfit, find_spoiled
-from sharding.rounds.aggregation.means import RunningMean
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.plan import Client, Plan
 from sharding.rounds.shard import Update
 from sharding.validation import is_number
 
 log = logging.getLogger(__name__)
+
+PIECE = 2**15  # numbers
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ class Average:
         }
         self._fitting: list[Client] = []
         self._received: set[Client] = set()
-        self._mean = RunningMean(plan.spectra)
+        self._weight = 0.0  # of all updates so far
+        self._whole: dict[str, Tensor] = {}  # weighted sums, float64
+        self._layers: dict[str, _Sums] = {}
         self._lock = Lock()
 
     @torch.no_grad()
@@ -148,24 +152,73 @@ class Average:
         return delta, Outcome(accepted, {client: rejected[client] for client in order}, self._fitting)
 
     def _count(self, client: Client, update: Update) -> None:
-        """Add the terms that a client held to the mean: new values of those that it trained, and its tail unchanged."""
-        self._mean.add(self._plan.values_of(update), self._weights[client], self._plan.tail_indices(client))
+        """Add a client's update to the sums: new values of the terms that it trained, and its tail unchanged."""
+        values, weight, in_tail = self._plan.values_of(update), self._weights[client], self._plan.tail_indices(client)
+        self._weight += weight
+        for name, tensor in values.whole.items():
+            if name in self._whole:
+                _add(self._whole[name], tensor, weight)
+            else:
+                self._whole[name] = tensor.double().contiguous() * weight
+        for name, terms in values.terms.items():
+            if name not in self._layers:
+                self._layers[name] = _Sums(self._plan.spectra[name])
+            self._layers[name].add(terms.indices, terms.u, terms.v, weight)
+            if name in in_tail:
+                self._layers[name].hold(in_tail[name], weight)
 
     def _changes(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and Δ of every tensor that was averaged, in its type."""
-        weight = self._mean.weight
+        """Yield the name and Δ of every tensor that was averaged, in its type, and forget its sums."""
+        weight = self._weight
         total = weight if self._total is None else self._total * weight / (self._claimed or 1.0)
-        for name, weighted_sum in self._mean.whole():
-            sent = self._plan.whole[name]
-            yield name, (weighted_sum.sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
-        for layer, u, v in self._mean.vectors():
+        for name, sent in self._plan.whole.items():
+            if name in self._whole:
+                yield name, (self._whole.pop(name).sub_(sent.double(), alpha=weight) / total).to(sent.dtype)
+        for layer in list(self._layers):
             release_freed_memory()
-            yield from self._layer_changes(layer, u, v)
+            yield from self._layer_changes(layer, *self._layers.pop(layer).means())
 
     def _layer_changes(self, layer: str, u: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and Δ of each weight of a sharded layer whose terms move to ū and v̄, float64."""
         for name, change in self._plan.spectra[layer].changes(u, v).items():
             yield key(layer, name), change.view(self._plan.shapes[key(layer, name)])
+
+
+def _add(total: Tensor, part: Tensor, weight: float) -> None:
+    """Add weight·part to a total in float64; on a CPU in pieces whose conversions stay in its cache."""
+    size = PIECE if part.device.type == "cpu" else max(1, part.numel())
+    for sums, piece in zip(total.view(-1).split(size), part.reshape(-1).split(size), strict=True):
+        sums.add_(piece.double(), alpha=weight)  # float8 is not promoted
+
+
+class _Sums:
+    """Running sums of one layer's vectors, and of the weights behind each, on the device of its spectrum."""
+
+    def __init__(self, spectrum: Spectrum) -> None:
+        self._kept = spectrum
+        self._u = torch.zeros_like(spectrum.u, dtype=torch.float64)
+        self._v = torch.zeros_like(spectrum.v, dtype=torch.float64)
+        self._weights = torch.zeros(spectrum.u.shape[1], dtype=torch.float64, device=spectrum.u.device)
+        self._unchanged = torch.zeros_like(self._weights)  # of the clients that hold each term as it was sent
+
+    def add(self, indices: Tensor, u: Tensor, v: Tensor, weight: float) -> None:
+        columns = self._kept.columns(indices)
+        self._weights[columns] += weight
+        for sums, part in ((self._u, u), (self._v, v)):
+            sums.index_add_(1, columns, part.double() * weight)
+
+    def hold(self, indices: Tensor, weight: float) -> None:
+        self._unchanged[self._kept.columns(indices)] += weight
+
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Return ū and v̄, float64, in the memory of the sums; a vector that nobody trains is as it was."""
+        trained, mixed = self._weights > 0, (self._weights > 0) & (self._unchanged > 0)
+        total = self._weights + self._unchanged
+        for sums, kept in ((self._u, self._kept.u), (self._v, self._kept.v)):
+            sums[:, mixed] += kept[:, mixed].double() * self._unchanged[mixed]
+            sums.div_(total.where(trained, total.new_ones(())))
+            sums[:, ~trained] = kept[:, ~trained].double()
+        return self._u, self._v
 
 
 def _no_weight(value: object) -> str:

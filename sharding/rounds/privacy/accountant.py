@@ -24,11 +24,7 @@ MOST_ROUNDS = 10**9
 
 
 def check_sampling(noise_multiplier: float, num_clients: int, per_round: float, sampling: Sampling) -> None:
-    """Check what of a mechanism enters its account; the arguments are those of `epsilon`.
-
-    Raises:
-        UserError: one of them is out of range.
-    """
+    """Raise a UserError if what enters a mechanism's account is out of range; the arguments are those of `epsilon`."""
     least, most = NOISE
     if not (is_number(noise_multiplier) and (noise_multiplier == 0 or least <= noise_multiplier <= most)):
         allowed = f"0 for no noise, or a number from {least:g} to {most:g}, such as 1.0"

@@ -66,11 +66,7 @@ class Gaussian:
         return counts
 
     def check(self, keep_ratios: Mapping[Client, float]) -> None:
-        """Check a round's clients.
-
-        Raises:
-            UserError: one is not known, or with another keep ratio.
-        """
+        """Raise a UserError if a client of a round is not known, or with another keep ratio."""
         ratios = checked_ratios(keep_ratios)
         if strange := [client for client, ratio in ratios.items() if self.keep_ratios.get(client) != ratio]:
             raise UserError(f"the keep ratios of privacy=Gaussian(…) lack {join_first(strange)}, or have another one")

@@ -97,11 +97,7 @@ def _library_path_kept() -> Iterator[None]:
 
 @cache
 def require(name: str) -> Any:
-    """Load an R package, without R's chatter on the console.
-
-    Raises:
-        ImportError: R, the package or rpy2 is absent.
-    """
+    """Load an R package, without R's chatter on the console; raise an ImportError without R, the package or rpy2."""
     with warnings.catch_warnings(), _library_path_kept():
         warnings.simplefilter("ignore")
         try:

@@ -38,15 +38,8 @@ def cells_of(
 ) -> list[Cell]:
     """Return the runs of a table or figure, seed by seed, so that an interrupted table is complete for its first seeds.
 
-    Args:
-        table: the table or figure.
-        scale: ``small``, ``medium`` or ``paper``.
-        into: the folder that holds `cells/`.
-        seeds: seeds instead of the scale's own.
-        overrides: ``dotted.key=value`` for every run.
-
-    Raises:
-        UserError: an unknown scale, or an override that is not allowed.
+    The scale is ``small``, ``medium`` or ``paper``; its seeds can be replaced; `into` will hold `cells/`. Raise a
+    UserError for another scale, or an override that is not allowed.
     """
     configured = lookup(SCALES, scale, "scale")
     for key in (override.partition("=")[0] for override in overrides):
@@ -61,12 +54,9 @@ def cells_of(
 
 
 def choose(cells: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Return the cells to run, each folder once: those that the patterns match, in the order of the patterns.
+    """Return the cells to run, each folder once: those that the patterns match, in their order, or else all.
 
-    Without patterns these are all.
-
-    Raises:
-        UserError: a pattern matches no cell.
+    Raise a UserError if a pattern matches no cell.
     """
     distinct = list({cell.name: cell for cell in cells}.values())
     chosen: dict[str, Cell] = {}
