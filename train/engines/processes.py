@@ -1,7 +1,7 @@
 """Train the cohort in several processes of one thread each, or on several GPUs.
 
 The processes read the model and the data from one temporary file, which they map into memory. So all of them share one
-copy, and no open file for each tensor is needed. Shards and updates go through memory that they share (`messages`).
+copy, and no open file for each tensor is needed. Shards and updates go through `shared_memory`.
 """
 
 import errno
@@ -26,8 +26,8 @@ from sharding import Plan, Shard
 from sharding.errors import UserError
 from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies
-from train.engines.messages import SharedMemory, put, room, take
 from train.engines.sequential import SequentialEngine
+from train.engines.shared_memory import SharedMemory, put, room, take
 from train.engines.workers import AHEAD, Answer, Encoded, answer, train_in_order
 from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError

@@ -43,7 +43,7 @@ class SharedMemory:
         if hasattr(os, "memfd_create"):
             file = os.memfd_create("sharding")
             return cls(file), Path(f"/proc/{os.getpid()}/fd/{file}")
-        path = folder / "messages"
+        path = folder / "memory"
         return cls(os.open(path, os.O_RDWR | os.O_CREAT)), path
 
     def slot(self, index: int, size: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from sharding import Shard, ShardPlanner, Update
 from sharding.rounds.codec import Terms
 from tests.train.engines.jobs import RATIOS, make_job
-from train.engines.messages import ALIGNMENT, SharedMemory, put, room, take
+from train.engines.shared_memory import ALIGNMENT, SharedMemory, put, room, take
 
 TYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.float8_e4m3fn)
 
