@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from sharding import UserError
-from tests.train.runs import QUICKSTART, REPOSITORY, TINY, read, wait_until, without_times
+from tests.train.runs import QUICKSTART, REPOSITORY, TINY, read, without_times
 from train.cli.commands import main
 
 
@@ -130,23 +129,6 @@ def test_compare_with_an_existing_run_starts_nothing(tmp_path, train):
     assert "dense-0 already holds a run" in done.stderr
     assert not (tmp_path / "top_n-0").exists()
     assert (tmp_path / "dense-0" / "metrics.jsonl").read_text() == "kept"
-
-
-@pytest.mark.slow
-def test_killed_compare_ends_its_workers(tmp_path):
-    command = [sys.executable, "-m", "train", "compare", QUICKSTART, "--strategies", "dense,top_n"]
-    process = subprocess.Popen([*command, f"output={tmp_path}", *TINY[1:], "rounds=100000"], cwd=REPOSITORY)
-    metrics = tmp_path / "dense-0" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
-    workers = [worker for server in children(process.pid) for worker in children(server)]
-    process.kill()
-    process.wait()
-    assert workers
-    wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
-
-
-def children(process):
-    return subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
 
 
 def test_debug_raises_the_error(train):

@@ -8,13 +8,6 @@ from tests.train.engines.jobs import MODELS, make_job, make_plan
 from train.config.sections import LocalConfig
 from train.engines import LanesEngine, ProcessesEngine
 from train.engines.sequential import SequentialEngine
-from train.run import threads
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    with threads(1):
-        yield
 
 
 def train(engine, kind, **local):

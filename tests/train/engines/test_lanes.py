@@ -12,7 +12,7 @@ from torch import nn
 from models import build_model
 from models.gru import GRU
 from sharding import ShardPlanner, factorize
-from tests.train.engines.jobs import MODELS, RATIOS, SIZES, make_job, make_plan
+from tests.train.engines.jobs import MODELS, RATIOS, SIZES, Shrinking, assert_equal, make_job, make_plan
 from tests.train.engines.recorder import Recorder
 from train import engines as engines_module
 from train.config.sections import LocalConfig
@@ -22,19 +22,11 @@ from train.engines.capture import CAPTURES, WARM_UP
 from train.engines.lanes import PADDED, cut, pad
 from train.engines.sequential import SequentialEngine
 from train.registries import LOSSES
-from train.run import threads
 
 LR = 0.05
 KINDS = [*MODELS, "gru", "batch_norm"]
 ADAMW = {"name": "adamw", "lr": 0.02}
 NESTEROV = {"name": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As many threads as a run has; rounding depends on them."""
-    with threads(1):
-        yield
 
 
 @pytest.fixture
@@ -56,18 +48,6 @@ def job_of(kind, **local):
         first, last = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()], [nn.Flatten(), nn.Linear(288, 5)]
         job = replace(job, model=nn.Sequential(*first, *hidden, *last))
     return replace(job, local=LocalConfig(**job.local.model_dump() | local))
-
-
-def assert_equal(expected, replies, **tolerance):
-    """Check clients, failures, losses and updates; to the bit by default."""
-    tolerance = {"equal_nan": True} | (tolerance or {"rtol": 0, "atol": 0})
-    assert [client for client, _ in replies] == [client for client, _ in expected]
-    for (_, mine), (_, theirs) in zip(replies, expected, strict=True):
-        assert mine.failure == theirs.failure
-        if mine.update is not None:
-            torch.testing.assert_close(mine.loss, theirs.loss, **tolerance)
-            assert mine.update.terms.keys() == theirs.update.terms.keys()
-            torch.testing.assert_close(mine.update.trained(), theirs.update.trained(), **tolerance)
 
 
 def planner_of(strategy="unbiased", **options):
@@ -216,7 +196,7 @@ def test_clients_unlike_the_others_train_as_in_sequential(recorder, caplog):
     wrong, floats, none = (job.clients[client] for client in (2, 3, 5))
     unlike = {
         2: Split(wrong.inputs, wrong.targets + 100),
-        3: Split(floats.inputs.float() + 0.5, floats.targets),
+        3: Split(floats.inputs / 2, floats.targets),
         5: empty(none),
     }
     job = replace(job, clients=dict(job.clients) | unlike, lr_scales={1: 0.5, 4: 2.0})
@@ -228,19 +208,7 @@ def test_clients_unlike_the_others_train_as_in_sequential(recorder, caplog):
     assert recorder.replays > 20
 
 
-class Counted(nn.Module):
-    """Has a buffer that each forward pass changes in place, which is not sent."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()), persistent=False)
-
-    def forward(self, inputs):
-        self.scale *= 0.9
-        return self.scale * inputs
-
-
-class Replaced(Counted):
+class Replaced(Shrinking):
     """Puts another tensor in its place."""
 
     def forward(self, inputs):
@@ -248,14 +216,14 @@ class Replaced(Counted):
         return self.scale * inputs
 
 
-class Branched(Counted):
+class Branched(nn.Module):
     """Reads a value to decide what to compute."""
 
     def forward(self, inputs):
         return inputs if bool(inputs.mean() > 0) else 2 * inputs
 
 
-class Tossed(Counted):
+class Tossed(nn.Module):
     """Draws random numbers that no graph repeats."""
 
     def forward(self, inputs):
@@ -267,7 +235,7 @@ def job_with(module):
 
 
 def test_buffers_that_are_not_sent_begin_anew_for_each_client(recorder):
-    assert_as_sequential(job_with(Counted()), planner_of("dense"), num_lanes=2, **ROUNDED)
+    assert_as_sequential(job_with(Shrinking()), planner_of("dense"), num_lanes=2, **ROUNDED)
     assert recorder.replays > 20
 
 
