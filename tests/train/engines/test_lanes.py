@@ -94,7 +94,7 @@ def test_client_without_samples_fails_where_each_has_as_many_steps(engine):
 
 CAPTURED = [  # each option with another optimizer
     {"optimizer": ADAMW, "precision": "bfloat16"},
-    {"optimizer": NESTEROV, "decay_of": "effective"},
+    {"optimizer": NESTEROV, "decay": 2.0, "decay_of": "effective"},
     {"steps": 3},
     {"batch_size": 100},
 ]
