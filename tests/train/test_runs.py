@@ -69,11 +69,7 @@ def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
     ("options", "reason", "logged"),
     [
         ([], "NaN or Inf", "failed in round 0"),
-        (
-            ["clients.sampler=ocs", "clients.sampler.budget=3"],
-            "reported a norm of nan",
-            "no norm in round 0",
-        ),
+        (["clients.sampler=ocs", "clients.sampler.budget=3"], "reported a norm of nan", "no norm in round 0"),
     ],
 )
 def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, options, reason, logged):

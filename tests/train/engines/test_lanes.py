@@ -194,11 +194,7 @@ def test_clients_unlike_the_others_train_as_in_sequential(recorder, caplog):
     """One fails, one has no samples, one samples of another type, for which there is no memory, two other rates."""
     job = job_of("batch_norm", epochs=4)
     wrong, floats, none = (job.clients[client] for client in (2, 3, 5))
-    unlike = {
-        2: Split(wrong.inputs, wrong.targets + 100),
-        3: Split(floats.inputs / 2, floats.targets),
-        5: empty(none),
-    }
+    unlike = {2: Split(wrong.inputs, wrong.targets + 100), 3: Split(floats.inputs / 2, floats.targets), 5: empty(none)}
     job = replace(job, clients=dict(job.clients) | unlike, lr_scales={1: 0.5, 4: 2.0})
     engine = assert_as_sequential(job, num_lanes=1, **ROUNDED)
     replies = dict(engine.train(make_plan(job), 0, LR))
