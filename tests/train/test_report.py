@@ -24,6 +24,7 @@ from train.report.summary import write_report
 from train.run import run
 from train.rundir.directory import check_reports
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = [
     *("rounds=2", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1"),
     *("model={name: mlp, hidden: [16, 16]}", "network.bandwidth=10", "alignment=true"),
