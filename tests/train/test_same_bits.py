@@ -26,7 +26,8 @@ SAMPLING = {
     "ocs_partial": ["clients.sampler.budget=0.6"],
     "wireless": ["network.bandwidth=2", "clients.sampler.beta_over_alpha=1e-3"],
     "mmfl": [
-        "clients={count: 8, per_round: 8, sampler: mmfl}",
+        "clients.count=8",
+        "clients.per_round=8",
         "local.batch_size=64",
         "clients.sampler.budget=4",
         "tasks={one: {}, two: {seed: 5}}",
