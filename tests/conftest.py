@@ -103,6 +103,17 @@ def registries_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave pictures empty, which take longer than a small run."""
+
+    def touch(figure: object, file: object, **options: object) -> None:
+        if isinstance(file, Path):
+            file.touch()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", touch)
+
+
+@pytest.fixture
 def started(monkeypatch):
     """The folders' names of all runs that a command has started, in their order; they run in this process."""
     names = []

@@ -21,6 +21,7 @@ SAYS = {
     "own_module.py": ("trained in factors", "merged: Linear", "factorized 2 layers"),
     "vit_from_shards.py": ("round 10: ", "of the model's bytes"),
 }
+LONG = {"one_round.py", "vit_from_shards.py"}
 
 
 def test_examples_are_all_tested():
@@ -36,7 +37,7 @@ def arguments(name, folder):
     return [write_encoder(folder / "weights", re.findall("[a-z]+", (ROOT / "examples" / name).read_text()))]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n.startswith("vit") else ()) for n in SAYS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in SAYS])
 def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *arguments(name, tmp_path)])

@@ -228,9 +228,7 @@ def test_average_with_denormal_weights_equals_the_average_with_ones(round_one):
     torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-9, atol=1e-9)
 
 
-WRONG = {
-    "total": [{"total": value} for value in (0, -1, NAN, INF, "4", True)],
-}
+WRONG = {"total": [{"total": value} for value in (0, -1, NAN, INF, "4", True)]}
 
 
 @pytest.mark.parametrize("wrong", [case for cases in WRONG.values() for case in cases], ids=str)

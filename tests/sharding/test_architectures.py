@@ -7,7 +7,6 @@ import torch
 
 from sharding import factorize, merge
 from sharding.factorization import CoverageWarning
-from tests.sharding.architectures import make, output
 
 # Per cent of the parameters that lie in the weights replaced.
 COVERAGE = {
@@ -52,6 +51,8 @@ LARGE = {
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("name", [*COVERAGE, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_factorize_with_all_terms_equals_each_architecture(name):
+    from tests.sharding.architectures import make, output  # which takes seconds
+
     model, inputs = make(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CoverageWarning)

@@ -111,7 +111,7 @@ print(memory("VmHWM") - before, shard.nbytes)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-@pytest.mark.parametrize("kind", ["meta", "skeleton"])
+@pytest.mark.parametrize("kind", [pytest.param("meta", marks=pytest.mark.slow), "skeleton"])
 def test_client_model_peak_memory_is_below_a_dense_model(kind, tmp_path):
     """A shard that is read, its model built and run, take at most 1.3 shards; the activations of 64 rows are 9 MB."""
     width, n, depth = 4096, 410, 8

@@ -7,16 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import (
-    FactorizedLayer,
-    FactorizedLinear,
-    Shard,
-    ShardPlanner,
-    client_model,
-    factorize,
-    merge,
-    train_shard,
-)
+from sharding import FactorizedLayer, FactorizedLinear, Shard, ShardPlanner, client_model, factorize, merge, train_shard
 from sharding.layers import as_blocks, factorized_type, num_blocks
 from sharding.layers.decomposition import form_of
 from sharding.layers.embedding import FactorizedEmbedding
@@ -63,10 +54,7 @@ CASES = {
     "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 5)),
     "transposed 2d": (lambda: nn.ConvTranspose2d(6, 4, (3, 2), stride=2, padding=1, output_padding=1), (2, 6, 4, 5)),
     "transposed 2d grouped": (lambda: nn.ConvTranspose2d(8, 6, 3, groups=2, bias=False, dilation=2), (2, 8, 4, 5)),
-    "transposed padded": (
-        lambda: nn.ConvTranspose2d(4, 6, 3, dilation=(3, 2), output_padding=(2, 0)),
-        (2, 4, 5, 4),
-    ),
+    "transposed padded": (lambda: nn.ConvTranspose2d(4, 6, 3, dilation=(3, 2), output_padding=(2, 0)), (2, 4, 5, 4)),
     "transposed 3d": (lambda: nn.ConvTranspose3d(4, 3, 2), (2, 4, 3, 3, 3)),
     "embedding": (lambda: nn.Embedding(9, 6, padding_idx=0), None),
 }

@@ -1,5 +1,7 @@
 """PEFT's adapters over factorized layers, and adapters that are exported for PEFT."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 import transformers
@@ -10,11 +12,13 @@ from torch.nn.utils import prune
 from sharding import UserError, export_lora, factorize, merge
 from sharding.factorization import peft_check
 
-peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="needs the package peft")  # imported takes seconds
 
 
 @pytest.mark.parametrize("safe", [False, True])
 def test_merge_and_unload_over_a_factorized_base_raises_before_merge(safe):
+    import peft
+
     torch.manual_seed(0)
     net, x = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), torch.randn(3, 16)
     tuned = peft.get_peft_model(net, peft.LoraConfig(r=4, target_modules=["1", "2"], init_lora_weights=False))

@@ -3,11 +3,9 @@
 from dataclasses import replace
 from math import erf, exp, inf, nan, sqrt
 
-import dp_accounting
 import numpy as np
 import pytest
 import torch
-from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -258,6 +256,9 @@ def test_a_model_trains_under_privacy_with_as_many_clients_as_that_needs():
 
 @pytest.mark.parametrize("rounds", [1, 7])
 def test_epsilon_is_that_of_the_library_on_the_same_events(rounds):
+    import dp_accounting  # which takes most of a second
+    from dp_accounting.rdp import RdpAccountant
+
     relations = dp_accounting.NeighboringRelation
     poisson = RdpAccountant(neighboring_relation=relations.ADD_OR_REMOVE_ONE)
     poisson.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.1)), rounds)

@@ -8,15 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sharding import (
-    UserError,
-    export_lora,
-    factorize,
-    freeze_except_factors,
-    load_factorized,
-    merge,
-    save_factorized,
-)
+from sharding import UserError, export_lora, factorize, freeze_except_factors, load_factorized, merge, save_factorized
 from tests.sharding.models import KINDS
 
 

@@ -41,9 +41,7 @@ INTEGERS = {
 
 @given(
     layers=st.dictionaries(
-        st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1),
-        st.integers(1, 40),
-        max_size=4,
+        st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1), st.integers(1, 40), max_size=4
     ),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
     whole=st.integers(0, 12),

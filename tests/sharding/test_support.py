@@ -268,10 +268,7 @@ DENSE = {  # a layer, and the reasons in the report
     "buffer": (lambda: with_buffer(torch.zeros(1)), {"2": "it holds more than a weight and a bias"}),
     "adapter": (
         with_adapter,
-        {
-            "2": "it holds more than a weight and a bias",
-            "2.lora_A": "an adapter beside its base layer, small already",
-        },
+        {"2": "it holds more than a weight and a bias", "2.lora_A": "an adapter beside its base layer, small already"},
     ),
     "tied weights": (
         lambda: tied("weight"),
@@ -290,10 +287,7 @@ DENSE = {  # a layer, and the reasons in the report
     "column": (lambda: nn.Linear(1, 8), {"2": "a single term"}),
     "convolution": (lambda: nn.Conv2d(4, 1, 3), {"2": "a single term"}),
     "depthwise": (lambda: nn.Conv2d(8, 8, 3, groups=8), {"2": "a single term a group (depthwise convolution)"}),
-    "factorized": (
-        lambda: FactorizedLinear.from_dense(nn.Linear(8, 8), 2),
-        {"2": "factorized already; merge first"},
-    ),
+    "factorized": (lambda: FactorizedLinear.from_dense(nn.Linear(8, 8), 2), {"2": "factorized already; merge first"}),
 }
 RUNNABLE = {*list(DENSE)[:4], "quantized", "sparse", "own forward", "patched", "extra state", "buffer", "factorized"}
 

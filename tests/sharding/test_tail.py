@@ -24,27 +24,16 @@ from sharding.layers.tail import stacked_terms
 from sharding.matrices.quantization import quantize_terms
 from sharding.matrices.spectrum import Spectrum
 from sharding.rounds.aggregation.faults import find_misfit
+from tests.sharding.test_kinds import Conv1D
 
 RATIOS = {"weak": 0.2, "middle": 0.3, "strong": 0.5}
 
 
-class TransposedLinear(nn.Module):
-    """As transformers' `Conv1D`, by whose name and attributes it is known."""
-
-    def __init__(self, nf, nx):
-        super().__init__()
-        self.nf, self.weight, self.bias = nf, nn.Parameter(torch.randn(nx, nf) / 4), nn.Parameter(torch.zeros(nf))
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
-TransposedLinear.__name__ = "Conv1D"
 RNG = torch.Generator().manual_seed(0)  # these are drawn before any test seeds torch
 IMAGES = torch.randn(2, 12, 9, 9, generator=RNG)
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 20), torch.randn(3, 12, generator=RNG)),
-    "transposed linear": (lambda: TransposedLinear(20, 12), torch.randn(3, 12, generator=RNG)),
+    "transposed linear": (lambda: Conv1D(20, 12), torch.randn(3, 12, generator=RNG)),
     "convolution": (lambda: nn.Conv2d(12, 20, 3, stride=2, padding=1, dilation=2), IMAGES),
     "same padding": (lambda: nn.Conv2d(12, 20, 3, padding="same"), IMAGES),
     "reflected padding": (lambda: nn.Conv2d(12, 20, (3, 1), padding=1, padding_mode="reflect"), IMAGES),

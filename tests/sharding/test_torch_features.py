@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sharding import ShardPlanner, factorize, merge, train_shard
 from sharding.layers import UnpackedAttention
-from tests.sharding.architectures import make
 
 SKIP = {"timm/vit_tiny_patch16_224": ["patch_embed", "head"], "transformers/gpt2": ["lm_head"]}
 
@@ -25,6 +24,8 @@ CASES = [
 
 @pytest.fixture(params=CASES, ids=lambda param: f"{param[0].split('/')[1]}-{param[1]}")
 def case(request):
+    from tests.sharding.architectures import make  # which takes seconds
+
     name, residual = request.param
     model, inputs = make(name)
     model = model.float()

@@ -72,6 +72,7 @@ def test_command_with_an_impossible_folder_prints_one_line(words, remedy, capsys
     assert capsys.readouterr() == ("", told)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_command_writes_the_page(tmp_path, capsys):
     shutil.copytree("results/quickstart_seeds/dense-0", tmp_path / "dense-0")
     assert main(["report", str(tmp_path), "--targets", "90", "--quiet"]) == 0
@@ -136,12 +137,14 @@ def test_interrupted_command_says_how_to_continue(command, told, monkeypatch, ca
     assert capsys.readouterr().err == f"interrupted{told}\n"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_of_runs_without_updates_succeeds(tmp_path, capsys):
     words = ["clients.sampler=uniform_upload", "clients.sampler.budget=0.001", f"output={tmp_path / 'nobody'}"]
     assert main(["run", "configs/quickstart.yaml", *TINY, *words]) == 0
     assert main(["report", str(tmp_path)]) == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_empty_summary_is_overwritten(tmp_path):
     out = tmp_path / "out"
     words = ["run", "configs/quickstart.yaml", *TINY, f"output={out}"]

@@ -252,10 +252,7 @@ def test_task_with_another_dataset_keeps_the_root_of_the_data(tmp_path):
     sampler = "clients.sampler={name: mmfl, signal: uniform, budget: 2}"
     tasks = "tasks={one: {data: {name: cifar10}}, two: {data: {name: synthetic}}}"
     config = load_config(QUICKSTART, ["data.name=mnist", f"data.root={tmp_path}", sampler, tasks])
-    assert {task.name: task.data.options.get("root") for task in config.models()} == {
-        "one": tmp_path,
-        "two": None,
-    }
+    assert {task.name: task.data.options.get("root") for task in config.models()} == {"one": tmp_path, "two": None}
 
 
 @pytest.mark.parametrize("key", ["local.optimizer.lr=-1", "server_optimizer.lr=-0.5", "local.optimizer.momentum=-1"])

@@ -7,7 +7,7 @@ import pytest
 
 from sharding import UserError
 from tests.encoder import WORDS, write_encoder, write_table
-from tests.train.runs import assert_same, cut_off_and_resumed, read
+from tests.train.runs import assert_same, cut_off, read
 from train import load_model
 from train.cli.commands import main
 from train.config.schema import load_config
@@ -68,14 +68,14 @@ def test_inspection_of_finetuning_has_memory_and_bytes(words, capsys):
     assert all(part in told for part in ("frozen ", "gradients ", "optimizer ", "activations "))
 
 
-def test_finetuning_has_the_same_bits_in_processes_and_after_an_interruption(words):
+def test_finetuning_interrupted_and_resumed_in_processes_has_the_same_bits(words):
     def config(output, *overrides):
         path, *rest = words(*overrides, output=output)
         return load_config(path, [*rest, "checkpoint_every=1"])
 
-    whole = run(config("one", "engine=sequential"))
-    assert_same(run(config("two", "engine=processes")), whole)
-    assert_same(cut_off_and_resumed(config("three", "engine=sequential"), after=1), whole)
+    whole = run(config("one"))
+    cut_off(config("two"), after=0)
+    assert_same(run(config("two", "engine=processes"), resume=True), whole)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,7 @@ def completed(config, rounds, earlier=()):
 
 @pytest.mark.parametrize(
     ("overrides", "accuracies", "end"),
-    [
-        (["target_accuracy=0.5"], [0.1, None, 0.5, 0.6], 2),
-        ([], [0.1, 0.1, 0.1], None),
-    ],
+    [(["target_accuracy=0.5"], [0.1, None, 0.5, 0.6], 2), ([], [0.1, 0.1, 0.1], None)],
 )
 def test_complete_at_a_target_sets_the_reason_to_stop(overrides, accuracies, end):
     config = load_config(QUICKSTART, overrides)

@@ -31,9 +31,10 @@ def test_inspect_has_the_partition_and_keep_ratios_of_the_run(config, tmp_path):
         assert f" clients, {whose}\n" in told
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_skip_names_the_layers_that_are_sent_whole_and_null_leaves_it_to_the_model(tmp_path):
     sharded = {}
-    for skip in ("[first, last]", "null", "[first, last, downsample]", "[fc, 'stages.1']"):
+    for skip in ("[first, last]", "null", "[fc, 'stages.1']"):
         config = load_config("configs/quickstart.yaml", [f"skip={skip}"])
         part = assemble(config)
         plan = part.server.plan({0: 0.2}, 0)
@@ -44,7 +45,7 @@ def test_skip_names_the_layers_that_are_sent_whole_and_null_leaves_it_to_the_mod
         sharded[skip] = len(plan.spectra)
         rank = torch.linalg.matrix_rank(part.server.model.stages[1][0].downsample[0].weight.flatten(1))
         assert rank == (4 if skip == "[first, last]" else 16)  # init=low_rank cuts only what is sharded
-    assert list(sharded.values()) == [8, 6, 6, 6]
+    assert list(sharded.values()) == [8, 6, 6]
 
 
 def test_inspect_writes_figures_and_reports_overwritten_ones(config, tmp_path):
@@ -67,6 +68,7 @@ def test_partition_figure_of_many_clients_draws_all_bars():
     assert (row != 255).any(axis=-1).all()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_inspect_of_several_tasks_reports_each(tmp_path):
     tasks = "tasks={one: {strategy: dense}, two: {keep_ratio: 0.1}}"
     sampler = ["clients.sampler=mmfl", "clients.sampler.signal=uniform", "clients.sampler.budget=2"]

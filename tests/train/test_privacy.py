@@ -14,17 +14,7 @@ from sharding import UserError
 from sharding.rounds.failures import Failure, Kind
 from sharding.rounds.privacy import accountant, average
 from sharding.rounds.privacy.average import PrivateAverage
-from tests.train.runs import (
-    QUICKSTART,
-    REPOSITORY,
-    TINY,
-    assert_same,
-    count_writes,
-    cut_off,
-    in_a_process,
-    read,
-    tiny,
-)
+from tests.train.runs import QUICKSTART, REPOSITORY, TINY, assert_same, count_writes, cut_off, in_a_process, read, tiny
 from train.callbacks import Callback, EachRound
 from train.cli.commands import main
 from train.cli.progress import RunProgress

@@ -24,6 +24,7 @@ from train.report.summary import write_report
 from train.run import run
 from train.rundir.directory import check_reports
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TINY = [
     *("rounds=2", "evaluate_every=1", "clients.count=20", "clients.per_round=3", "local.epochs=1"),
     *("model={name: mlp, hidden: [16, 16]}", "network.bandwidth=10", "alignment=true"),
@@ -69,14 +70,7 @@ def test_report_page_has_all_sections(written):
     text = page.read_text(encoding="utf-8")
     for caption in ("Test accuracy against simulated seconds", "π of the terms of", "ω of the terms of", "by phase"):
         assert caption in text, caption
-    for key in (
-        "data.partition",
-        "dirichlet",
-        "server_optimizer.lr",
-        "torch",
-        "commit",
-        "collective, lr=0.4",
-    ):
+    for key in ("data.partition", "dirichlet", "server_optimizer.lr", "torch", "commit", "collective, lr=0.4"):
         assert key in text, key
     headings = ["Results", "Accuracy", "Bytes to a target", "What was sent", "Clients", "Time", "Lost clients"]
     assert re.findall("<h2[^>]*>(.*?)</h2>", text) == [*headings, "Configuration", "Versions"]
@@ -293,10 +287,7 @@ def test_report_counts_each_seed_once_and_names_omitted_runs(runs, tmp_path):
     os.utime(tmp_path / "older" / "metrics.jsonl", (0, 0))
     kept, left_out = without_repeats(find_runs([tmp_path])[0])
     assert [Path(run).name for run in kept.results.index] == ["a", "b"]
-    assert [(Path(run).name, Path(instead).name) for run, instead in left_out] == [
-        ("half", "a"),
-        ("older", "a"),
-    ]
+    assert [(Path(run).name, Path(instead).name) for run, instead in left_out] == [("half", "a"), ("older", "a")]
     assert f"half is left out: {tmp_path / 'a'} has the same settings and seed." in page_of(tmp_path)
     assert len((tmp_path / "report.csv").read_text(encoding="utf-8").splitlines()) == 3
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from sharding import COMPRESSIONS, SAMPLERS, STRATEGIES, ShardPlanner, UserError, shardable_layers
+from sharding import COMPRESSIONS, STRATEGIES, ShardPlanner, UserError, shardable_layers
 from sharding.rng import generator
 from sharding.terms.strategies import num_terms
 from tests.sharding.models import along
-from tests.train.runs import RESNET, assert_same, cut_off_and_resumed, read, tiny, without_times
+from tests.train.runs import RESNET, read, tiny, without_times
 from train import load_model
 from train.callbacks import Callback, EachRound
 from train.callbacks.stopping import DivergedError, LostRounds
@@ -69,11 +69,7 @@ def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
     ("options", "reason", "logged"),
     [
         ([], "NaN or Inf", "failed in round 0"),
-        (
-            ["clients.sampler=ocs", "clients.sampler.budget=3"],
-            "reported a norm of nan",
-            "no norm in round 0",
-        ),
+        (["clients.sampler=ocs", "clients.sampler.budget=3"], "reported a norm of nan", "no norm in round 0"),
     ],
 )
 def test_run_with_failing_clients_continues_and_reports_them(tmp_path, caplog, options, reason, logged):
@@ -152,36 +148,6 @@ def test_cohorts_are_drawn_without_replacement_per_round():
     assert cohorts == [sorted(generator(0, "invite", t).choice(40, 20, replace=False).tolist()) for t in range(3)]
 
 
-SAMPLER_OPTIONS = {
-    "uniform": ["clients.sampler.replacement=true"],
-    "poisson": [],
-    "weighted": ["data.partition=power_law"],
-    "uniform_upload": ["clients.sampler.budget=1.5"],
-    "ocs": ["clients.sampler.budget=1.5"],
-    "aocs": ["clients.sampler.budget=1.5"],
-    "ocs_partial": ["clients.sampler.budget=0.6", "server_optimizer.lr=0.7"],
-    "wireless": ["network.bandwidth=2", "clients.sampler.beta_over_alpha=1e-3"],
-    "statistical": [],
-    "uniform_scaled": [],
-}
-
-
-REMEMBERED = [
-    ["result=average", "server_optimizer={name: plain, lr: 0.1}"],
-    ["server_optimizer={name: momentum, lr: 0.1, momentum: 0.7}"],
-    ["server_optimizer={name: nesterov, lr: 0.1, momentum: 0.7}"],
-    *([f"server_optimizer={{name: {name}, lr: 0.1}}"] for name in ("fedadam", "fedyogi", "adamw", "adafactor")),
-    ["local.optimizer={name: adamw, lr: 0.001, weight_decay: 0.1}"],
-]
-
-
-@pytest.mark.parametrize("optimizer", REMEMBERED, ids=str)
-def test_resume_with_any_optimizer_gives_the_same_bits(tmp_path, optimizer):
-    options = [*optimizer, "rounds=4", "checkpoint_every=1"]
-    complete = run(tiny(tmp_path / "complete", *options))
-    assert_same(cut_off_and_resumed(tiny(tmp_path / "cut", *options), after=1), complete)
-
-
 def test_run_with_averaging_evaluates_it_and_trains_the_same(tmp_path):
     last, models = tiny(tmp_path / "last", "result=last", "rounds=4", "checkpoint_every=1"), []
 
@@ -211,19 +177,6 @@ def test_run_with_averaging_evaluates_it_and_trains_the_same(tmp_path):
         model = load_model(config.directory, best_of_run)
         assert not model.training
         assert evaluate(model, dataset, dataset.test)[0] == line["test_accuracy"]
-
-
-@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "mmfl"])
-def test_run_with_any_sampler_trains_and_resumes(tmp_path, sampler):
-    options = [f"clients.sampler={sampler}", *SAMPLER_OPTIONS[sampler]]
-    whole = read(run(tiny(tmp_path / "whole", *options, "rounds=3")))
-    config = tiny(tmp_path / "cut", *options, "rounds=3")
-    assert without_times(read(cut_off_and_resumed(config, after=1))) == without_times(whole)
-    for line in whole:
-        assert line["num_failed"] == 0
-        assert line["num_aggregated"] <= line["num_clients"]
-        assert ("simulated_seconds" in line) == (sampler == "wireless")
-        assert ("improvement_alpha" in line) == ("ocs" in sampler)
 
 
 def test_client_drawn_twice_counts_twice_in_simulated_time(tmp_path):

@@ -46,7 +46,7 @@ def test_command_with_the_backend_of_a_notebook_where_packages_of_our_names_come
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('not ours')")
     words = ("config", str(REPOSITORY / "configs/quickstart.yaml"), "--import", "examples.own_strategy")
     done = command(tmp_path, *words, MPLBACKEND=backend)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_import_of_a_module_of_another_package_names_the_package(tmp_path, monkeypatch):

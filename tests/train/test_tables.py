@@ -44,8 +44,13 @@ def small_tables(monkeypatch):
     return small
 
 
-def text_of(name, cells, into):
-    """Write the report about these cells, and return its text."""
+@pytest.fixture
+def text_of(undrawn):
+    """Write the report about cells, and return its text."""
+    return _text_of
+
+
+def _text_of(name, cells, into):
     TableReport(name, TABLES[name], cells, "small", "python", into).write()
     return (into / f"{name if name.startswith('figure') else f'table{name}'}.md").read_text()
 
@@ -165,7 +170,7 @@ def test_table_has_finished_runs_and_dashes(small_tables, tmp_path):
     assert re.findall(r"\((\w+\.png)\)", text) == [paths[1].name]
 
 
-def test_table_with_a_run_at_its_target_counts_it_finished(small_tables, tmp_path):
+def test_table_with_a_run_at_its_target_counts_it_finished(small_tables, tmp_path, text_of):
     table = small_tables["1"]
     cells = cells_of(table, "small", tmp_path, [0])
     (early,) = [cell for cell in cells if cell.name == "quickstart/r0.2/top_n-0"]
@@ -176,7 +181,7 @@ def test_table_with_a_run_at_its_target_counts_it_finished(small_tables, tmp_pat
     assert "is at round" not in text
 
 
-def test_table_with_an_unreadable_run_leaves_it_out(small_tables, tmp_path, caplog):
+def test_table_with_an_unreadable_run_leaves_it_out(small_tables, tmp_path, caplog, text_of):
     table = small_tables["1"]
     cells = cells_of(table, "small", tmp_path, [0])
     of = {cell.name: cell for cell in cells}
@@ -187,7 +192,7 @@ def test_table_with_an_unreadable_run_leaves_it_out(small_tables, tmp_path, capl
     assert str(of["quickstart/r0.4/top_n-0"].config.directory) in caplog.text
 
 
-def test_table_without_runs_is_all_dashes(small_tables, tmp_path):
+def test_table_without_runs_is_all_dashes(small_tables, tmp_path, text_of):
     for name, told in (("1", "| top_n | – | 67.44 ± 2.34 | – | – |"), ("figure1", "0 of 4 runs are finished.")):
         assert told in text_of(name, cells_of(small_tables[name], "small", tmp_path), tmp_path)
 
@@ -203,6 +208,7 @@ def test_figure_curves_are_means_of_the_runs(small_tables, tmp_path):
     assert mean_curve(rounds, "alignment").empty
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_table_command_runs_only_missing_cells(small_tables, tmp_path, capsys):
     assert command_line.main(["table", "figure5"]) == 2
     assert "unknown table 'figure5' (did you mean 'figure4'?)" in capsys.readouterr().err
@@ -221,6 +227,7 @@ def test_table_command_runs_only_missing_cells(small_tables, tmp_path, capsys):
     assert "holds a run with local.optimizer.lr=0.02, not 0.3;" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_table_command_with_a_failed_cell_runs_the_others(small_tables, tmp_path, capsys):
     out = tmp_path / "out"
     blocked = out / "cells" / "quickstart" / "r0.2" / "top_n-0"
@@ -231,7 +238,7 @@ def test_table_command_with_a_failed_cell_runs_the_others(small_tables, tmp_path
     assert re.search(r"\| top_n \| – \| 67.44 ± 2.34 \| \d+\.\d \| – \|", (out / "table1.md").read_text())
 
 
-def test_table_of_experiments_without_runs_has_one_line(tmp_path):
+def test_table_of_experiments_without_runs_has_one_line(tmp_path, text_of):
     table = TABLES["1"]
     cells = cells_of(table, "small", tmp_path, [0])
     (begun,) = [cell for cell in cells if cell.name == "cifar10_resnet18/r0.1/top_n-0"]

@@ -51,13 +51,10 @@ def exit_codes(directory):
     return [record.exit_code for record in of_kind(list(records(directory)), "exit")]
 
 
+@pytest.mark.slow  # W&B starts a process for each run
 def test_wandb_offline_run_is_resumed_and_read_back(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    overrides = [
-        "tracker={name: wandb, mode: offline}",
-        "tracker.artifacts=true",
-        "tracker.tags=[mine]",
-    ]
+    overrides = ["tracker={name: wandb, mode: offline}", "tracker.artifacts=true", "tracker.tags=[mine]"]
 
     def break_off(metrics):
         if metrics["round"] == 1:

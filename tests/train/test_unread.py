@@ -13,10 +13,7 @@ from train.config.unread import refuse_unread
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (
-            ["strategy=top_n", "design=brewer"],
-            "strategy=top_n; remove it, or use it with strategy=unbiased, ",
-        ),
+        (["strategy=top_n", "design=brewer"], "strategy=top_n; remove it, or use it with strategy=unbiased, "),
         (["strategy=prism", "design=brewer"], "strategy=prism; "),
         (["strategy=dense", "keep_ratio=0.3"], "strategy=dense; remove it, or use it with strategy=top_n, "),
         (["strategy=full", "keep_ratio=0.3"], "strategy=full; "),

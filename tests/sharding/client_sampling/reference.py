@@ -6,7 +6,6 @@ Dabaja & El-Azouzi.
 
 import warnings
 
-import cvxpy as cp
 import numpy as np
 
 TIGHT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
@@ -62,6 +61,8 @@ def solve(problem):
 
 def solve_inclusion(a, m, costs):
     """Minimize Σ a²/p, Σ c·p = m, 0 ≤ p ≤ 1, by a convex solver; made exactly feasible."""
+    import cvxpy as cp  # which takes a second
+
     p = cp.Variable(len(a))
     goal = cp.Minimize(cp.sum(cp.multiply(a**2, cp.inv_pos(p))))
     solve(cp.Problem(goal, [costs @ p <= m, p <= 1]))
@@ -71,6 +72,8 @@ def solve_inclusion(a, m, costs):
 
 def solve_mmfl(a, m):
     """Minimize Σ a²/p, Σ p = m, Σ_s p_is ≤ 1, by a convex solver; made exactly feasible."""
+    import cvxpy as cp
+
     p = cp.Variable(a.shape)
     goal = cp.Minimize(cp.sum(cp.multiply(a**2, cp.inv_pos(p))))
     solve(cp.Problem(goal, [cp.sum(p) <= m, cp.sum(p, axis=1) <= 1]))

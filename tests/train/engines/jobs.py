@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from models import build_model
 from sharding import ShardPlanner
@@ -54,3 +55,27 @@ def with_bad_clients(job: Job) -> Job:
         5: Split(empty.inputs[:0], empty.targets),
     }
     return replace(job, clients=dict(job.clients) | bad)
+
+
+class Shrinking(nn.Module):
+    """Has a buffer that each forward pass changes in place, which is not sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    def forward(self, inputs):
+        self.scale *= 0.9
+        return self.scale * inputs
+
+
+def assert_equal(expected, replies, **tolerance):
+    """Check clients, failures, losses and updates; to the bit by default."""
+    tolerance = {"equal_nan": True} | (tolerance or {"rtol": 0, "atol": 0})
+    assert [client for client, _ in replies] == [client for client, _ in expected]
+    for (_, mine), (_, theirs) in zip(replies, expected, strict=True):
+        assert mine.failure == theirs.failure
+        if mine.update is not None:
+            torch.testing.assert_close(mine.loss, theirs.loss, **tolerance)
+            assert mine.update.terms.keys() == theirs.update.terms.keys()
+            torch.testing.assert_close(mine.update.trained(), theirs.update.trained(), **tolerance)

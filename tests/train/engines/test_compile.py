@@ -10,16 +10,14 @@ from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan
 from train.config.sections import LocalConfig
 from train.engines import LanesEngine, ProcessesEngine
 from train.engines.sequential import SequentialEngine
-from train.run import threads
 
 CASES = [*((SequentialEngine, kind) for kind in MODELS), (LanesEngine, "resnet"), (ProcessesEngine, "resnet")]
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def nothing_compiled():
     torch.compiler.reset()
-    with threads(1):
-        yield
+    yield
     torch.compiler.reset()
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from models import build_model
 from models.gru import GRU
 from sharding import ShardPlanner, factorize
-from tests.train.engines.jobs import MODELS, RATIOS, SIZES, make_job, make_plan
+from tests.train.engines.jobs import MODELS, RATIOS, SIZES, Shrinking, assert_equal, make_job, make_plan
 from tests.train.engines.recorder import Recorder
 from train import engines as engines_module
 from train.config.sections import LocalConfig
@@ -22,18 +22,11 @@ from train.engines.capture import CAPTURES, WARM_UP
 from train.engines.lanes import PADDED, cut, pad
 from train.engines.sequential import SequentialEngine
 from train.registries import LOSSES
-from train.run import threads
 
 LR = 0.05
 KINDS = [*MODELS, "gru", "batch_norm"]
 ADAMW = {"name": "adamw", "lr": 0.02}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As many threads as a run has; rounding depends on them."""
-    with threads(1):
-        yield
+NESTEROV = {"name": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
 
 
 @pytest.fixture
@@ -55,18 +48,6 @@ def job_of(kind, **local):
         first, last = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU()], [nn.Flatten(), nn.Linear(288, 5)]
         job = replace(job, model=nn.Sequential(*first, *hidden, *last))
     return replace(job, local=LocalConfig(**job.local.model_dump() | local))
-
-
-def assert_equal(expected, replies, **tolerance):
-    """Check clients, failures, losses and updates; to the bit by default."""
-    tolerance = {"equal_nan": True} | (tolerance or {"rtol": 0, "atol": 0})
-    assert [client for client, _ in replies] == [client for client, _ in expected]
-    for (_, mine), (_, theirs) in zip(replies, expected, strict=True):
-        assert mine.failure == theirs.failure
-        if mine.update is not None:
-            torch.testing.assert_close(mine.loss, theirs.loss, **tolerance)
-            assert mine.update.terms.keys() == theirs.update.terms.keys()
-            torch.testing.assert_close(mine.update.trained(), theirs.update.trained(), **tolerance)
 
 
 def planner_of(strategy="unbiased", **options):
@@ -98,28 +79,32 @@ def test_lanes_equal_sequential(kind, num_lanes):
     assert_as_sequential(job_of(kind), num_lanes=num_lanes)
 
 
-@pytest.mark.parametrize("local", [{"epochs": 2}, {"steps": 4}])
+def empty(data):
+    return Split(data.inputs[:0], data.targets[:0])
+
+
 @pytest.mark.parametrize("engine", [SequentialEngine, LanesEngine])
-def test_client_without_samples_fails(engine, local):
-    job = job_of("resnet", **local)
-    job = replace(job, clients={**job.clients, 2: Split(job.clients[2].inputs[:0], job.clients[2].targets[:0])})
+def test_client_without_samples_fails_where_each_has_as_many_steps(engine):
+    job = job_of("resnet", steps=4)
+    job = replace(job, clients={**job.clients, 2: empty(job.clients[2])})
     replies = dict(engine(job).train(planner_of().plan(job.model, dict(enumerate(RATIOS)), 0), 0, LR))
     assert [client for client, reply in replies.items() if reply.update is None] == [2]
     assert "no samples to train on" in str(replies[2].failure)
 
 
+CAPTURED = [  # each option with another optimizer
+    {"optimizer": ADAMW, "precision": "bfloat16"},
+    {"optimizer": NESTEROV, "decay": 2.0, "decay_of": "effective"},
+    {"steps": 3},
+    {"batch_size": 100},
+]
 LOCALS = [
-    {"optimizer": ADAMW},
-    {"optimizer": {"name": "adamw", "lr": 0.02, "amsgrad": True}},
+    *CAPTURED,
+    {"optimizer": ADAMW | {"amsgrad": True}},
     {"optimizer": {"name": "rmsprop", "lr": 0.02, "momentum": 0.5, "centered": True}},
-    {"optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}},
     {"optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.9, "dampening": 0.5}},
     {"optimizer": {"name": "adagrad", "lr": 0.02, "initial_accumulator_value": 0.1}},
     {"optimizer": {"name": "adafactor", "lr": 0.02}},
-    {"precision": "bfloat16"},
-    {"decay_of": "effective"},
-    {"steps": 3},
-    {"batch_size": 100},
 ]
 
 
@@ -133,9 +118,6 @@ def test_recorded_steps_equal_sequential(kind, recorder):
     engine = assert_as_sequential(job_of(kind), num_lanes=2, **ROUNDED)
     assert engine._capturing.enabled
     assert recorder.replays > 20
-
-
-CAPTURED = [local for local in LOCALS if local.get("optimizer", ADAMW) == ADAMW or "nesterov" in local["optimizer"]]
 
 
 @pytest.mark.parametrize("local", CAPTURED, ids=str)
@@ -162,7 +144,7 @@ def with_residual(kind):
     return replace(job, model=factorize(job.model, 0.6, residual_format="int4"))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["resnet", "gpt"])
 def test_lanes_with_a_residual_and_a_tail_equal_sequential(kind):
     assert_as_sequential(with_residual(kind), planner_of("top_n"))
 
@@ -176,9 +158,7 @@ def test_recorded_steps_with_a_residual_and_a_tail_equal_sequential(recorder):
 COARSE = {"bfloat16": {"rtol": 1e-2, "atol": 1e-4}, "int8": {"rtol": 0, "atol": 2e-3}}
 
 
-@pytest.mark.parametrize(
-    ("kind", "compression"), [*((kind, "float32") for kind in MODELS), ("resnet", "bfloat16"), ("resnet", "int8")]
-)
+@pytest.mark.parametrize(("kind", "compression"), [("resnet", "int8"), ("cct", "float32"), ("gpt", "bfloat16")])
 def test_padded_terms_change_nothing_but_the_order_of_sums(kind, compression, monkeypatch):
     monkeypatch.setitem(PADDED, "cpu", 8)
     assert_as_sequential(job_of(kind), planner_of(compression=compression), **COARSE.get(compression, ROUNDED))
@@ -210,52 +190,21 @@ def test_padded_terms_stay_zero(optimizer, monkeypatch):
     assert zero.any()
 
 
-def test_client_that_fails_fails_alone(caplog, recorder):
+def test_clients_unlike_the_others_train_as_in_sequential(recorder, caplog):
+    """One fails, one has no samples, one samples of another type, for which there is no memory, two other rates."""
     job = job_of("batch_norm", epochs=4)
-    data = job.clients[2]
-    job = replace(job, clients=dict(job.clients) | {2: Split(data.inputs, data.targets + 100)})
-    engine = assert_as_sequential(job, num_lanes=2, **ROUNDED)
+    wrong, floats, none = (job.clients[client] for client in (2, 3, 5))
+    unlike = {2: Split(wrong.inputs, wrong.targets + 100), 3: Split(floats.inputs / 2, floats.targets), 5: empty(none)}
+    job = replace(job, clients=dict(job.clients) | unlike, lr_scales={1: 0.5, 4: 2.0})
+    engine = assert_as_sequential(job, num_lanes=1, **ROUNDED)
     replies = dict(engine.train(make_plan(job), 0, LR))
-    assert {client for client, reply in replies.items() if reply.failure is not None} == {2}
+    assert {client for client, reply in replies.items() if reply.failure is not None} == {2, 5}
     assert "client 2 failed in round 0: IndexError: Target" in caplog.text
     assert engine._capturing.enabled
     assert recorder.replays > 20
 
 
-def test_client_without_samples_fails_as_in_sequential(recorder):
-    job = job_of("batch_norm")
-    empty = job.clients[5]
-    job = replace(job, clients=dict(job.clients) | {5: Split(empty.inputs[:0], empty.targets[:0])})
-    assert_as_sequential(job, **ROUNDED)
-
-
-def test_clients_whose_samples_have_another_type_get_other_memory(recorder):
-    job = job_of("batch_norm")
-    data = job.clients[2]
-    floats = Split(data.inputs.float() + 0.5, data.targets)
-    assert_as_sequential(replace(job, clients=dict(job.clients) | {2: floats}), num_lanes=1, **ROUNDED)
-    assert recorder.replays > 0
-
-
-def test_learning_rates_of_clients_are_scaled(recorder):
-    job = replace(job_of("batch_norm"), lr_scales={1: 0.5, 3: 2.0})
-    assert_as_sequential(job, num_lanes=1, **ROUNDED)
-    assert recorder.replays > 0
-
-
-class Counted(nn.Module):
-    """Has a buffer that each forward pass changes in place, which is not sent."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()), persistent=False)
-
-    def forward(self, inputs):
-        self.scale *= 0.9
-        return self.scale * inputs
-
-
-class Replaced(Counted):
+class Replaced(Shrinking):
     """Puts another tensor in its place."""
 
     def forward(self, inputs):
@@ -263,14 +212,14 @@ class Replaced(Counted):
         return self.scale * inputs
 
 
-class Branched(Counted):
+class Branched(nn.Module):
     """Reads a value to decide what to compute."""
 
     def forward(self, inputs):
         return inputs if bool(inputs.mean() > 0) else 2 * inputs
 
 
-class Tossed(Counted):
+class Tossed(nn.Module):
     """Draws random numbers that no graph repeats."""
 
     def forward(self, inputs):
@@ -282,7 +231,7 @@ def job_with(module):
 
 
 def test_buffers_that_are_not_sent_begin_anew_for_each_client(recorder):
-    assert_as_sequential(job_with(Counted()), planner_of("dense"), num_lanes=2, **ROUNDED)
+    assert_as_sequential(job_with(Shrinking()), planner_of("dense"), num_lanes=2, **ROUNDED)
     assert recorder.replays > 20
 
 
@@ -319,7 +268,9 @@ def doubled(logits, targets, ignore_index):
 )
 def test_losses_and_optimizers_that_cannot_be_captured_are_eager(local, reason, recorder, caplog, monkeypatch):
     monkeypatch.setitem(LOSSES, "doubled", doubled)
-    assert_as_sequential(job_of("batch_norm", **local), **ROUNDED)
+    job = job_of("batch_norm", **local)
+    plan = make_plan(job)
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(LanesEngine(job).train(plan, 0, LR)))
     assert recorder.replays == 0
     assert caplog.text.count("Steps are not captured") == 1
     assert reason in caplog.text
@@ -336,7 +287,7 @@ def test_steps_are_captured_after_the_eager_ones_of_their_size(recorder):
 
 
 def test_first_lane_tells_how_many_more_there_is_memory_for(monkeypatch):
-    job = job_of("resnet")
+    job = job_of("resnet", epochs=1)
     engine = LanesEngine(job)
     engine._is_cuda, engine._most = True, 100
     reserved = iter([1000, 1100, 2000, 2100])  # before and after the first client of each keep ratio: 100 for a lane

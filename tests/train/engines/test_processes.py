@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import ShardPlanner, UserError, client_model
-from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan, with_bad_clients
+from tests.train.engines.jobs import MODELS, RATIOS, Shrinking, assert_equal, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, REPOSITORY, assert_same, read, tiny, wait_until
 from train import engines as engines_module
 from train.engines import ENGINES, ProcessesEngine, processes
@@ -27,19 +27,12 @@ from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
 from train.experiment.assembly import assemble
-from train.run import run, threads
+from train.run import run
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.file_names import CHECKPOINT_FILE
 from train.utils.errors import RunError
 
 LR = 0.05
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As many threads as a run has; rounding depends on them."""
-    with threads(1):
-        yield
 
 
 @pytest.fixture
@@ -68,16 +61,6 @@ def test_processes_use_all_gpus_or_the_one_of_the_job(monkeypatch, one_device, u
     assert [processes.device_of(job, index) for index in range(processes.count_devices(job))] == used
 
 
-def assert_same_bits(expected, updates):
-    assert [client for client, _ in updates] == [client for client, _ in expected]
-    for (_, mine), (_, theirs) in zip(expected, updates, strict=True):
-        assert mine.failure == theirs.failure
-        if mine.update is not None:
-            torch.testing.assert_close(theirs.loss, mine.loss, rtol=0, atol=0, equal_nan=True)
-            values = theirs.update.trained(), mine.update.trained()
-            torch.testing.assert_close(*values, rtol=0, atol=0, equal_nan=True)
-
-
 POOLS = [(1, "forkserver", 4), (2, "forkserver", 1)]
 MORE = [(1, "forkserver", 1), (2, "forkserver", 4), (2, "spawn", 1), (2, "spawn", 4)]
 
@@ -93,7 +76,7 @@ def test_processes_with_any_number_of_workers_equal_sequential(num_workers, star
     for round in (0, 1):
         plan = make_plan(job, round=round)
         expected = list(SequentialEngine(job).train(plan, round, LR))
-        assert_same_bits(expected, list(engine.train(plan, round, LR)))
+        assert_equal(expected, list(engine.train(plan, round, LR)))
 
 
 @pytest.mark.parametrize("strategy", ["unbiased", pytest.param("dense", marks=pytest.mark.slow)])
@@ -104,14 +87,14 @@ def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strat
         parameter.requires_grad_(index % 5 not in (0, 1))
     job = replace(job, frozen=ShardPlanner(strategy).frozen(job.model))
     plan = make_plan(job, strategy)
-    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
 
 def test_processes_with_tails_equal_sequential(engine_of):
     job = make_job()
     plan = make_plan(job, "top_n")
     assert [bool(shard.tail) for _, shard in plan.shards()] == [ratio == 0.3 for ratio in RATIOS]
-    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -122,23 +105,11 @@ def test_engine_trains_as_a_device_that_dequantizes_its_tail_in_each_step(kind):
     assert {stored.dtype for stored in shard.tail.values()} == {torch.uint8}
     device = keep_memory_format(client_model(job.model, shard))
     loss = train_locally(device, job.clients[client], job.dataset, job.local, LR, shard.clip, (job.seed, 0, client))
-    assert_same_bits([(client, Reply(shard.read_from(device), loss))], [next(SequentialEngine(job).train(plan, 0, LR))])
-
-
-class Annealed(nn.Module):
-    """Shrinks with each forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()), persistent=False)
-
-    def forward(self, inputs):
-        self.scale *= 0.9
-        return self.scale * inputs
+    assert_equal([(client, Reply(shard.read_from(device), loss))], [next(SequentialEngine(job).train(plan, 0, LR))])
 
 
 def test_sequential_client_does_not_see_what_an_earlier_one_left_in_unsent_buffers():
-    job = replace(make_job(), model=nn.Sequential(Annealed(), nn.Flatten(), nn.Linear(64, 5)))
+    job = replace(make_job(), model=nn.Sequential(Shrinking(), nn.Flatten(), nn.Linear(64, 5)))
     plan = make_plan(job, "dense")
     together = dict(SequentialEngine(job).train(plan, 0, LR))
     alone = SequentialEngine(job).train_client(1, plan.shard(1), 0, LR)
@@ -262,7 +233,7 @@ def test_processes_with_hundreds_of_tensors_need_no_shared_memory(engine_of):
     model = nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64, bias=False) for _ in range(300)), nn.Linear(64, 5))
     job = replace(job, model=model)
     plan = make_plan(job, "dense")
-    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
     tensors = [*model.parameters(), job.dataset.test.inputs, job.clients[0].inputs]
     assert not any(tensor.is_shared() for tensor in tensors)
 
@@ -320,8 +291,15 @@ def alive(group):
         return True
 
 
-def test_killed_run_ends_its_workers(tmp_path):
-    with endless(tmp_path) as process:
+COMPARED = ["compare", QUICKSTART, *LONG, "--strategies", "top_n,unbiased", "--jobs", "2"]
+COMMANDS = pytest.mark.parametrize(
+    "words", [[], pytest.param(COMPARED, marks=pytest.mark.slow)], ids=["run", "compare"]
+)
+
+
+@COMMANDS
+def test_killed_command_ends_its_workers(tmp_path, words):
+    with endless(tmp_path, *words, *([f"output={tmp_path}"] if words else [])) as process:
         process.kill()
         process.communicate()
 
@@ -336,13 +314,10 @@ def test_run_without_its_fork_server_ends_at_once(tmp_path):
         assert "error: a worker process died" in told
 
 
-COMPARED = ["compare", QUICKSTART, *LONG, "--strategies", "top_n,unbiased", "--jobs", "2"]
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGTERM, signal.SIGHUP))]
 )
-@pytest.mark.parametrize("words", [[], pytest.param(COMPARED, marks=pytest.mark.slow)], ids=["run", "compare"])
+@COMMANDS
 def test_signal_to_all_processes_of_a_command_stops_it_after_the_round(tmp_path, words, number):
     """As Ctrl-C, a job scheduler, `timeout` and a closed terminal send it."""
     with endless(tmp_path, *words, *([f"output={tmp_path}"] if words else [])) as process:

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from sharding import UserError
-from tests.train.engines.jobs import make_job, make_plan, with_bad_clients
-from tests.train.engines.test_processes import assert_same_bits
+from tests.train.engines.jobs import assert_equal, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, TINY, assert_same, read, tiny, wait_until
 from train.engines import RayEngine
 from train.engines.sequential import SequentialEngine
@@ -110,7 +109,7 @@ def test_ray_with_two_nodes_equals_sequential(ahead, joined, tmp_path, monkeypat
         plan = make_plan(job, round=round)
         expected = list(SequentialEngine(job).train(plan, round, LR))
         caplog.clear()
-        assert_same_bits(expected, list(engine.train(plan, round, LR)))
+        assert_equal(expected, list(engine.train(plan, round, LR)))
         assert [record.getMessage().split(":")[0] for record in caplog.records] == [
             f"client {client} failed in round {round}" for client in (2, 5)
         ]
@@ -128,7 +127,7 @@ def test_ray_node_that_joins_during_a_round_is_used(joined, tmp_path):
     first = next(updates)
     (tmp_path / "grows").touch()
     node = joined.add_node(**NODE)
-    assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), [first, *updates])
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), [first, *updates])
     joined.remove_node(node)
 
 
@@ -147,7 +146,7 @@ def test_ray_node_that_dies_during_a_round_loses_no_update(joined, tmp_path):
         updates = pool.submit(lambda: list(engine.train(plan, 0, LR)))
         wait_until((tmp_path / "reached").exists)
         joined.remove_node(node, allow_graceful=False)
-        assert_same_bits(list(SequentialEngine(job).train(plan, 0, LR)), updates.result())
+        assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), updates.result())
 
 
 @pytest.mark.slow

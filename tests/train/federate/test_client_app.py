@@ -23,6 +23,7 @@ def write(path, inputs, targets):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.slow  # the large model is built
 def test_node_peak_memory_is_below_the_dense_model(config, tmp_path):
     digits = load_dataset("digits")
     write(tmp_path / "data", digits.train.inputs[:32], digits.train.targets[:32])

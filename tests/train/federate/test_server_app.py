@@ -23,8 +23,7 @@ def settings(*overrides):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
-    [(["clients.count=0"], "clients.count"), ([], "clients 0, 1, 2, 3, 4 and 15 more")],
+    ("overrides", "told"), [(["clients.count=0"], "clients.count"), ([], "clients 0, 1, 2, 3, 4 and 15 more")]
 )
 def test_server_app_that_cannot_train_logs_one_line(tmp_path, caplog, overrides, told):
     caplog.set_level(logging.INFO, "train")
