@@ -54,7 +54,7 @@ def in_new_process(function: Callable[..., Result], *args: object) -> Result:
 
 
 def run_and_watch(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, interval: float = 0.5
+    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, interval: float | None = 0.5
 ) -> tuple[list[str], float]:
     """Return a command's printed lines and its peak memory in MB; raise a RuntimeError if it fails."""
     mark, peak = uuid.uuid4().hex, 0
@@ -62,9 +62,10 @@ def run_and_watch(
         process = subprocess.Popen(
             command, env={**environment, MARK: mark}, cwd=folder, stdout=log, stderr=subprocess.STDOUT
         )
-        while process.poll() is None:
+        while interval is not None and process.poll() is None:
             peak = max(peak, memory_of(mark))
             time.sleep(interval)
+        process.wait()
         log.seek(0)
         lines = log.read().splitlines()
     if process.returncode:

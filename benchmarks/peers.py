@@ -4,8 +4,8 @@ The workload is pfl-research's published CIFAR-10 benchmark (see peers/workload.
 virtual environment under ``~/.cache/spectral-sharding-peers``, and used as its examples use it; Flower also with one
 core per client instead of its default, two, and BlazeFL with threads too. This project also trains shards of a fifth.
 A plain loop without federation (peers/on_plain.py) shows what the arithmetic of the whole model alone takes. They take
-turns on the same cores. The figures are the median and the slowest round, and the peak memory of all processes
-(proportional set size, which counts shared memory once).
+turns on the same cores. The figures are the median and the slowest round and, from another run, the peak memory of all
+processes (proportional set size, which counts shared memory once).
 
     python benchmarks/peers.py [--data data] [--rounds 5] [--turns 2]
 """
@@ -72,8 +72,8 @@ def write_data(root: Path, folder: Path) -> None:
     images.targets.numpy()[order].astype(np.int64).tofile(folder / "classes")
 
 
-def run(peer: str, tuned: bool, python: str, data: Path, rounds: int) -> dict[str, object]:
-    """Run one simulator once and return its seconds per round and peak memory."""
+def run(peer: str, tuned: bool, python: str, data: Path, rounds: int, watched: bool = False) -> dict[str, Any]:
+    """Run one simulator once; return its seconds per round and, if it is watched, which slows it, its peak memory."""
     environment = {
         **os.environ,
         "PEERS_DATA": str(data),
@@ -84,11 +84,12 @@ def run(peer: str, tuned: bool, python: str, data: Path, rounds: int) -> dict[st
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ADDRESS": "local",  # else Flower joins a cluster that runs here
     }
-    lines, peak = run_and_watch([python, str(ROOT / "benchmarks" / "peers" / f"on_{peer}.py")], environment, data)
+    command = [python, str(ROOT / "benchmarks" / "peers" / f"on_{peer}.py")]
+    lines, peak = run_and_watch(command, environment, data, 0.5 if watched else None)
     results = [json.loads(line.partition("RESULT ")[2]) for line in lines if "RESULT " in line]
     if not results:
         raise RuntimeError(f"{peer} ended without a result:\n" + "\n".join(lines[-30:]))
-    return results[0] | {"peak_memory_mb": peak}
+    return results[0] | ({"peak_memory_mb": peak} if watched else {})
 
 
 def main() -> None:
@@ -99,19 +100,24 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+    peaks: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_data(args.data, Path(folder))
-        for _ in range(args.turns):
+        for turn in range(args.turns + 1):  # the last one for the memory
             for name, (peer, tuned) in CONTENDERS.items():
-                runs[name].append(run(peer, tuned, python_of(peer, args.environments), Path(folder), args.rounds))
-                print(name, json.dumps(runs[name][-1]), flush=True)
+                one = (peer, tuned, python_of(peer, args.environments), Path(folder))
+                if turn == args.turns:
+                    peaks[name] = run(*one, rounds=1, watched=True)["peak_memory_mb"]
+                else:
+                    runs[name].append(run(*one, rounds=args.rounds))
+                    print(name, json.dumps(runs[name][-1]), flush=True)
     pace = {name: median(second for one in results for second in one["seconds"]) for name, results in runs.items()}
     summary = {
         name: {
             "seconds_per_round": pace[name],
             "slowest_round": max(second for one in results for second in one["seconds"]),
             "times_plain": pace[name] / pace["plain"],
-            "peak_memory_mb": max(one["peak_memory_mb"] for one in results),
+            "peak_memory_mb": peaks[name],
             "runs": results,
         }
         for name, results in runs.items()
