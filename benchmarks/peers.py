@@ -100,17 +100,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
-    peaks: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_data(args.data, Path(folder))
-        for turn in range(args.turns + 1):  # the last one for the memory
-            for name, (peer, tuned) in CONTENDERS.items():
-                one = (peer, tuned, python_of(peer, args.environments), Path(folder))
-                if turn == args.turns:
-                    peaks[name] = run(*one, rounds=1, watched=True)["peak_memory_mb"]
-                else:
-                    runs[name].append(run(*one, rounds=args.rounds))
-                    print(name, json.dumps(runs[name][-1]), flush=True)
+        simulators = {
+            name: (peer, tuned, python_of(peer, args.environments), Path(folder))
+            for name, (peer, tuned) in CONTENDERS.items()
+        }
+        for _ in range(args.turns):
+            for name, simulator in simulators.items():
+                runs[name].append(run(*simulator, rounds=args.rounds))
+                print(name, json.dumps(runs[name][-1]), flush=True)
+        peaks = {name: run(*one, rounds=1, watched=True)["peak_memory_mb"] for name, one in simulators.items()}
     pace = {name: median(second for one in results for second in one["seconds"]) for name, results in runs.items()}
     summary = {
         name: {

@@ -228,6 +228,6 @@ def _wait_for_all() -> None:
 def _train(client: Client, terms: bytes, common: bytes, slot: int, size: int, round: int, lr: float) -> Encoded:
     """Train a client on the shard in a slot, and leave the update there."""
     memory = _memory[0].slot(slot, size)
-    own, shared = take(terms, memory).map(torch.clone), take(common, _memory[0].slot(0, size))
-    update, loss, failure = answer(_engine[0], client, own, shared, round, lr)
+    shared = take(common, _memory[0].slot(0, size))
+    update, loss, failure = answer(_engine[0], client, take(terms, memory).map(torch.clone), shared, round, lr)
     return None if update is None else put(update, memory), loss, failure
