@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 
 import pandas as pd
 
@@ -118,25 +117,6 @@ EXCERPTS: Mapping[str, Table] = {
 # Benchmarks
 
 
-def deployment() -> str:
-    """Return the table of benchmarks/deployment.py's wire."""
-    cases = measured("deployment/wire.json").sort_values("name", key=lambda names: names.astype(int))
-    for key in ("seconds", "seconds_empty"):
-        cases[key] = cases[key].map(min)
-    cases["megabytes"], cases["extra"] = cases.shard_bytes / 1e6, 100 * cases.wire_over.map(median)
-    columns = {"nodes": "name", "seconds a round": "seconds:.1f", "Flower's empty round": "seconds_empty:.1f"}
-    return columns_table(cases, columns | {"MB of shards a round": "megabytes:.1f", "extra bytes, %": "extra:.1f"})
-
-
-def start() -> str:
-    """Return the table of benchmarks/deployment.py's starts of apps, by the median round."""
-    cases = measured("deployment/start.json")
-    cases["median"], cases["best"] = cases.seconds.map(median), cases.seconds.map(min)
-    cases["ratio"] = cases["median"] / cases["median"][0]
-    columns = {"strategy": "strategy", "node": "node", "seconds a round": "median:.1f", "best round": "best:.1f"}
-    return columns_table(cases, columns | {"of the first row": "ratio:.2f"}, left=2)
-
-
 def engines() -> str:
     """Return the table of benchmarks/cohort.py, as far as it was run."""
     cases = measured("engines/cohort.json").dropna(subset="times_sequential.processes")
@@ -197,56 +177,6 @@ def scale() -> str:
     return columns_table(cases, columns | {"round": "round_peak:.1f", "client, one step": "client_step_peak:.1f"})
 
 
-def calibration() -> str:
-    """Return the table of benchmarks/calibration.py."""
-    rows = []
-    cases = pd.read_csv(RESULTS / "calibration" / "calibration.csv", dtype=str, keep_default_na=False)
-    for row in cases.to_dict("records"):
-        if row["keep_ratio"] == "all":
-            kept = "all"
-        elif row["residual"] == "none":
-            kept = f"{100 * float(row['keep_ratio']):.0f} % of the terms, chosen by {row['terms_by']}"
-        else:
-            kept = f"all, in `{row['residual']}` but for 16 of 384 terms"
-        rows.append((kept, f"{100 * float(row['feature_error']):.0f}", row["accuracy"]))
-    return markdown_table(("what is kept of each matrix", "error of the features, %", "accuracy, %"), rows)
-
-
-def calibration_gpt() -> str:
-    """Return the table of benchmarks/calibration.py for a GPT that is trained there."""
-    cases = pd.read_csv(RESULTS / "calibration" / "gpt.csv", dtype=str, keep_default_na=False)
-    rows = []
-    for (share, residual), group in cases.groupby(["keep_ratio", "residual"], sort=False):
-        kept = "all" if share == "all" else f"{100 * float(share):.0f} % of the terms"
-        kept = kept if residual == "none" else f"all, in `{residual}` but for 6 of 128 terms"
-        by = dict(zip(group.terms_by, group.perplexity, strict=True))
-        rows.append((kept, by["weights"], by.get("activations", NOTHING)))
-    return markdown_table(("what is kept of each matrix", "chosen by weights", "chosen by activations"), rows)
-
-
-def finetune_memory() -> str:
-    """Return the table of benchmarks/finetune_memory.py: counted megabytes, with activations where that was checked."""
-    names = {"minilm": "MiniLM", "gpt2": "GPT-2", "vit_b": "ViT-B", "decoder": "decoder"}
-    methods = {"full": "full fine-tuning", "lora": "LoRA on 16 bits", "qlora": "QLoRA", "ours": "ours, `int4`"}
-    cases = pd.read_csv(RESULTS / "finetune_memory" / "memory.csv").set_index(["model", "method"])
-    cases["counted"] = cases[["frozen", "trained", "gradients", "states", "message"]].sum(axis=1)
-    labels = {
-        "counted": "{name}, {size:,.0f} million parameters",
-        "with_activations": "{name} with the activations of 16 tokens",
-        "process": "… a process",
-        "default_process": "… a process with glibc's defaults",
-    }
-    rows = []
-    for model, name in names.items():
-        sizes = cases.loc[model]
-        for column, label in labels.items():
-            if sizes[column].notna().any():
-                megabytes = (sizes.loc[method, column] / 1e6 for method in methods)
-                cells = ("–" if pd.isna(size) else f"{size:,.0f}" for size in megabytes)
-                rows.append((label.format(name=name, size=sizes.parameters.iloc[0] / 1e6), *cells))
-    return markdown_table(("MB", *methods.values()), rows)
-
-
 def client_memory() -> str:
     """Return the table of benchmarks/client_memory.py, each size as it is and with checkpointed blocks."""
     names = {"cifar10_resnet18": "ResNet-18", "cifar100_cct": "CCT", "shakespeare_gpt": "GPT", "finetune": "MiniLM"}
@@ -264,9 +194,5 @@ def client_memory() -> str:
 
 
 PARTS: Mapping[str, Table] = EXCERPTS | {
-    part.__name__: part
-    for part in (
-        *(quickstart, calibration, calibration_gpt, client_memory, finetune_memory),
-        *(engines, peers, cluster, deployment, start, planner, scale),
-    )
+    part.__name__: part for part in (quickstart, client_memory, engines, peers, cluster, planner, scale)
 }

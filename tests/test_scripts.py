@@ -25,8 +25,6 @@ SCRIPTS = [
     and path.stem not in ("on_pfl", "on_blazefl")  # their simulators have environments of their own
 ]
 NEEDS = {
-    "architectures": "transformers",
-    "deployment": "flwr",
     "federation_memory": "flwr",
     "on_flower": "flwr",
     "compress_gpt2": "transformers",
