@@ -33,7 +33,7 @@ from sharding.rounds.plan import Client, Plan
 
 log = logging.getLogger("flwr.sharding")  # Flower shows the lines of "flwr"
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 POLL = 0.5  # seconds between looks for replies
 SLACK = 10.0  # seconds to send a message, or to fetch its reply
@@ -99,8 +99,8 @@ class Exchange:
         )
 
     def answers(
-        self, replies: Iterable[Message], read: Callable[[RecordDict], Answer]
-    ) -> Iterator[tuple[Client, Answer | Failure]]:
+        self, replies: Iterable[Message], read: Callable[[RecordDict], Result]
+    ) -> Iterator[tuple[Client, Result | Failure]]:
         """Yield what `read` makes of each node's reply, or why it has none."""
         for reply in replies:
             node = self._nodes.get(reply.metadata.src_node_id)
@@ -108,12 +108,12 @@ class Exchange:
                 log.warning("ignored an unrequested reply from node %d", reply.metadata.src_node_id)
                 continue
             try:
-                answer: Answer | Failure = read(content_of(reply))
+                result: Result | Failure = read(content_of(reply))
             except Exception as error:  # whatever one node sends, the others go on
-                answer = Failure.of(error)
+                result = Failure.of(error)
             del reply
-            yield node.client, answer
-            del answer
+            yield node.client, result
+            del result
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send all messages, and return an iterator that fetches the reply to each when it is asked for it.

@@ -41,8 +41,6 @@ from sharding.terms.strategies import Allocation, LayerContext, Strategy, get_st
 from sharding.transport.compression import COMPRESSIONS, EXACT
 from sharding.validation import as_whole, typed
 
-Draws = dict[tuple[float, str], Draw]  # by keep ratio and layer
-
 log = logging.getLogger(__name__)
 
 
@@ -139,7 +137,7 @@ class ShardPlanner:
             for ratio, count in expected.items():
                 sizes[self.strategy.keep_ratio or ratio] = sizes.get(self.strategy.keep_ratio or ratio, 0.0) + count
 
-        drawn: dict[str, Draws] = {name: {} for name in layers}
+        drawn: dict[str, dict[float, Draw]] = {}
 
         def draw(name: str, of_all: Tensor) -> Tensor:
             """Draw every client's terms of a layer, and return all that are drawn."""
@@ -147,18 +145,18 @@ class ShardPlanner:
             magnitudes.flags.writeable = False  # a strategy that writes to them would change what clients receive
             if not magnitudes.any():
                 log.warning("layer %s is all zero; its terms get unit u and zero v, so that they can train", name)
-            draws = drawn[name]
+            drawn[name] = of_layer = {}
             for ratio, size in sizes.items():
                 n = min(num_terms(form.rank, ratio), form.num_terms)
                 context = LayerContext(magnitudes, n, max(1, int(size + 0.5)), ratio)
-                draws[ratio, name] = self._draw(name, context, groups.get(ratio, []), round)
-            kept = [np.empty(0, np.int64), *(each.indices.ravel() for each in draws.values())]
+                of_layer[ratio] = self._draw(name, context, groups.get(ratio, []), round)
+            kept = [np.empty(0, np.int64), *(each.indices.ravel() for each in of_layer.values())]
             if expected is not None:
-                kept += [np.flatnonzero(each.allocation.inclusion) for each in draws.values()]
+                kept += [np.flatnonzero(each.allocation.inclusion) for each in of_layer.values()]
             return torch.from_numpy(np.unique(np.concatenate(kept)))
 
         spectra = decompose_layers(layers, draw)
-        draws = {group: each for of_layer in drawn.values() for group, each in of_layer.items()}
+        draws = {(ratio, name): each for name in layers for ratio, each in drawn[name].items()}
         common = self._common(model, layers)
         common = replace(common, plan_id=f"{round}-{self._digest(round, spectra, common.whole)}")
         shapes = {

@@ -25,29 +25,29 @@ FROM_ZERO = (SGD, Adam, AdamW, RMSprop)
 Call = Callable[[], None]
 
 
-class Draws:
-    """The random numbers of one lane, as if it were alone."""
+class Generators:
+    """One lane's generators of random numbers, on the host and on a GPU, as if it were alone."""
 
     def __init__(self, device: torch.device) -> None:
         self.host = torch.Generator()
-        self.generator = torch.Generator(device) if device.type == "cuda" else None
+        self.on_device = torch.Generator(device) if device.type == "cuda" else None
 
     def seed(self, seed: int) -> None:
         """Begin again, as `torch.manual_seed`."""
         self.host.manual_seed(seed)
-        if self.generator is not None:
-            self.generator.manual_seed(seed)
+        if self.on_device is not None:
+            self.on_device.manual_seed(seed)
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Let torch draw these numbers inside the context, and its own again after it."""
         before = torch.get_rng_state()
         torch.set_rng_state(self.host.get_state())
-        device = None if self.generator is None else _default_generator(self.generator.device)
+        device = None if self.on_device is None else _default_generator(self.on_device.device)
         own = None if device is None else device.graphsafe_get_state()
         try:
-            if device is not None and self.generator is not None:
-                device.graphsafe_set_state(self.generator.graphsafe_get_state())  # in common, not a copy
+            if device is not None and self.on_device is not None:
+                device.graphsafe_set_state(self.on_device.graphsafe_get_state())  # in common, not a copy
             yield
         finally:
             if device is not None and own is not None:
@@ -55,12 +55,12 @@ class Draws:
             self.host.set_state(torch.get_rng_state())
             torch.set_rng_state(before)
 
-    def copy(self) -> "Draws":
+    def copy(self) -> "Generators":
         """Return generators that no graph knows, and that go on in the same way."""
-        copied = Draws(torch.device("cpu") if self.generator is None else self.generator.device)
+        copied = Generators(torch.device("cpu") if self.on_device is None else self.on_device.device)
         copied.host.set_state(self.host.get_state())
-        if self.generator is not None and copied.generator is not None:
-            copied.generator.set_state(self.generator.get_state())
+        if self.on_device is not None and copied.on_device is not None:
+            copied.on_device.set_state(self.on_device.get_state())
         return copied
 
 
@@ -74,12 +74,12 @@ class CudaGraphs:
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         self._stream, self._pool = stream, torch.cuda.graph_pool_handle()
 
-    def __call__(self, step: Call, draws: Draws) -> Call:
+    def __call__(self, step: Call, generators: Generators) -> Call:
         """Return what repeats a step. Nothing is computed yet."""
         graph = torch.cuda.CUDAGraph()
-        assert draws.generator is not None
-        graph.register_generator_state(draws.generator)
-        with draws.current(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        assert generators.on_device is not None
+        graph.register_generator_state(generators.on_device)
+        with generators.current(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             step()
         return graph.replay
 
@@ -118,41 +118,41 @@ class Step:
         self._replay: Call | None = None
         self._taken = 0
 
-    def take(self, draws: Draws) -> Draws:
+    def take(self, generators: Generators) -> Generators:
         """Take the step with these random numbers; return those of the next one."""
         if not self._capturing.enabled or self._capture is None:
-            with draws.current():
+            with generators.current():
                 self._function()
         elif self._taken < WARM_UP:
-            self._watch(draws)
+            self._watch(generators)
             self._taken += 1
         elif self._replay is not None:
             self._replay()
         else:
-            spare = draws.copy()
+            spare = generators.copy()
             try:
-                self._replay = self._capture(self._function, draws)
+                self._replay = self._capture(self._function, generators)
             except Exception as error:  # whatever a model or CUDA may raise
                 with spare.current():  # the other may still wait for the end of the capture
                     self._function()  # raises where the client is the reason
                 self._capturing.refuse(one_line(f"{type(error).__name__}: {error.__context__ or error}"))
                 return spare
             self._replay()
-        return draws
+        return generators
 
-    def _watch(self, draws: Draws) -> None:
+    def _watch(self, generators: Generators) -> None:
         """Take the step eagerly, and see whether a graph would repeat all of it."""
-        places, host, other = _places(self._model), draws.host.get_state(), random.getstate()
-        with draws.current():
+        places, host, other = _places(self._model), generators.host.get_state(), random.getstate()
+        with generators.current():
             self._function()
         if _places(self._model) != places:
             self._capturing.refuse("the model puts other tensors in place of its buffers")
-        on_host = draws.generator is not None and not torch.equal(draws.host.get_state(), host)
+        on_host = generators.on_device is not None and not torch.equal(generators.host.get_state(), host)
         if on_host or random.getstate() != other:
             self._capturing.refuse("the model draws random numbers on the CPU")
 
 
-Capture = Callable[[Call, Draws], Call]
+Capture = Callable[[Call, Generators], Call]
 CAPTURES: dict[str, Callable[[torch.cuda.Stream | None], Capture]] = {"cuda": CudaGraphs}  # by type of device
 
 

@@ -28,7 +28,7 @@ from sharding.rng import seed_of
 from sharding.rounds.client import train_model
 from sharding.rounds.codec import Terms
 from sharding.rounds.plan import Client
-from train.engines.capture import CAPTURES, Capturing, Draws, Step, make_capturable, restart, starts_at_zero
+from train.engines.capture import CAPTURES, Capturing, Generators, Step, make_capturable, restart, starts_at_zero
 from train.engines.engine import Engine, Job, Replies, Reply
 from train.engines.local_training import loss_of, make_optimizer, raw_batches
 from train.engines.sequential import UnsentBuffer, resident_model, unsent_buffers
@@ -36,7 +36,7 @@ from train.engines.sequential import UnsentBuffer, resident_model, unsent_buffer
 PADDED = {"cuda": 8}  # terms of a layer are a multiple of this, by type of device: what tensor cores read at full width
 HEADROOM = 1.5  # free memory that a new lane needs, over what the first one took
 
-Form = tuple[float | None, float | None, tuple[tuple[str, torch.Size], ...]]
+Layout = tuple[float | None, float | None, tuple[tuple[str, torch.Size], ...]]
 
 
 class LanesEngine(Engine):
@@ -52,22 +52,22 @@ class LanesEngine(Engine):
         self._is_cuda = job.device.type == "cuda"
         self._most = num_lanes or (inf if self._is_cuda else 1)
         self._capturing = Capturing(job.local, job.device.type in CAPTURES)
-        self._lanes: dict[Form, list[Lane]] = {}
-        self._nbytes: dict[Form, int] = {}  # what the first lane of a form took
+        self._lanes: dict[Layout, list[Lane]] = {}
+        self._nbytes: dict[Layout, int] = {}  # what the first lane of a layout took
 
     def train(self, plan: Plan, round: int, lr: float) -> Replies:
         """Yield the clients' replies in the order of the plan."""
         waiting = deque(plan)
         while waiting:
             wave = self._next_wave(plan, waiting)
-            unknown = self._is_cuda and len(wave) == 1 and form(plan, *wave) not in self._nbytes
+            unknown = self._is_cuda and len(wave) == 1 and layout(plan, *wave) not in self._nbytes
             before = self._reserved(reset=True) if unknown else 0
             steps = [lane.train(client, plan.shard(client), round, lr) for client, lane in wave.items()]
             for _ in zip_longest(*steps):
                 pass
             for client, lane in wave.items():
                 if unknown and lane.reply.failure is None:
-                    self._nbytes[form(plan, client)] = self._reserved() - before
+                    self._nbytes[layout(plan, client)] = self._reserved() - before
                 yield client, lane.reply
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class LanesEngine(Engine):
         wave: dict[Client, Lane] = {}
         promised = 0  # bytes of new lanes, which take their memory when they train
         while waiting and len(wave) < self._most:
-            wanted, busy = form(plan, waiting[0]), list(wave.values())
+            wanted, busy = layout(plan, waiting[0]), list(wave.values())
             lanes = self._lanes.setdefault(wanted, [])
             lane = next((lane for lane in lanes if lane not in busy), None)
             if lane is None and not self._has_room(wanted, promised):
@@ -95,10 +95,10 @@ class LanesEngine(Engine):
                 promised += self._nbytes.get(wanted, 0)
             wave[waiting.popleft()] = lane
             if self._is_cuda and wanted not in self._nbytes:
-                break  # the first of a form trains alone, which tells how much memory a lane takes
+                break  # the first of a layout trains alone, which tells how much memory a lane takes
         return wave
 
-    def _has_room(self, wanted: Form, promised: int) -> bool:
+    def _has_room(self, wanted: Layout, promised: int) -> bool:
         """Return whether there is memory for another lane besides what is promised, as far as known."""
         if not self._is_cuda:
             return True
@@ -113,7 +113,7 @@ class LanesEngine(Engine):
         return torch.cuda.max_memory_reserved(self.job.device)
 
 
-def form(plan: Plan, client: Client) -> Form:
+def layout(plan: Plan, client: Client) -> Layout:
     """Return what clients have in common whose shards fit one lane."""
     shard = plan.template(client)
     tail = tuple((layer, stored.shape) for layer, stored in shard.tail.items())
@@ -138,7 +138,7 @@ class Lane:
         self._shared = starts_at_zero(job.local.optimizer)
         self._loss = loss_of(job.dataset, job.local)
         self._unsent: list[tuple[UnsentBuffer, Tensor | None]] = []
-        self._draws = Draws(device)
+        self._generators = Generators(device)
         self._steps: dict[int, Step] = {}
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._total = torch.zeros((), device=device)
@@ -162,7 +162,7 @@ class Lane:
         except Exception as error:
             self.reply = Reply.of_error(client, round, error)
             self._steps.clear()  # one may have failed while it was captured, which spoils the generator of all
-            self._draws = Draws(job.device)
+            self._generators = Generators(job.device)
 
     def _join(self) -> None:
         """Let what follows on the current stream wait for the lane."""
@@ -203,9 +203,9 @@ class Lane:
     def _load_batches(self, client: Client, key: tuple[int | str, ...]) -> list[int]:
         """Copy a client's batches of all epochs to the lane's memory; return their sizes."""
         job = self.job
-        self._draws.seed(seed_of("dropout", *key))
+        self._generators.seed(seed_of("dropout", *key))
         sizes = []
-        with self._draws.current():
+        with self._generators.current():
             for index, (inputs, targets) in enumerate(raw_batches(job.clients[client], job.dataset, job.local, key)):
                 if index == 0:
                     self._reserve(inputs, targets)
@@ -230,7 +230,7 @@ class Lane:
     def _take_step(self, size: int) -> None:
         if size not in self._steps:
             self._steps[size] = Step(lambda: self._function(size), self._model, self._capture, self._capturing)
-        self._draws = self._steps[size].take(self._draws)
+        self._generators = self._steps[size].take(self._generators)
 
     def _function(self, size: int) -> None:
         """Take a step on the next batch, which has this size."""

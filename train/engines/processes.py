@@ -28,7 +28,7 @@ from sharding.rounds.plan import Client
 from train.engines.engine import Engine, Job, Replies
 from train.engines.sequential import SequentialEngine
 from train.engines.shared_memory import SharedMemory, put, room, take
-from train.engines.workers import AHEAD, Answer, Encoded, answer, train_in_order
+from train.engines.workers import AHEAD, Encoded, Result, train_client, train_in_order
 from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError
 from train.utils.signals import ENDING, withheld
@@ -108,7 +108,7 @@ class ProcessesEngine(Engine):
             rest = put(terms, self._memory.slot(slot, size))
             return slot, self._pool.submit(_train, client, rest, common, slot, size, round, lr)
 
-        def wait(ticket: tuple[int, Future[Encoded]]) -> Answer:
+        def wait(ticket: tuple[int, Future[Encoded]]) -> Result:
             slot, future = ticket
             rest, loss, failure = future.result()
             free.append(slot)
@@ -229,5 +229,5 @@ def _train(client: Client, terms: bytes, common: bytes, slot: int, size: int, ro
     """Train a client on the shard in a slot, and leave the update there."""
     memory = _memory[0].slot(slot, size)
     shared = take(common, _memory[0].slot(0, size))
-    update, loss, failure = answer(_engine[0], client, take(terms, memory).map(torch.clone), shared, round, lr)
+    update, loss, failure = train_client(_engine[0], client, take(terms, memory).map(torch.clone), shared, round, lr)
     return None if update is None else put(update, memory), loss, failure

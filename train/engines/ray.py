@@ -21,7 +21,7 @@ from train.data import Split
 from train.engines.engine import Engine, Job, Replies
 from train.engines.processes import UNSENDABLE
 from train.engines.sequential import SequentialEngine
-from train.engines.workers import AHEAD, Answer, Encoded, answer, train_in_order
+from train.engines.workers import AHEAD, Encoded, Result, train_client, train_in_order
 from train.registries import import_parts
 from train.utils.errors import REMEDY, RunError
 
@@ -61,7 +61,7 @@ class RayEngine(Engine):
             samples = self._samples_of(client)
             return self._task.remote([self._sent], client, samples, terms.to_bytes(), common, round, lr)
 
-        def wait(task: Any) -> Answer:
+        def wait(task: Any) -> Result:
             data, loss, failure = self._ray.get(task)
             return None if data is None else Update.from_bytes(data), loss, failure
 
@@ -130,5 +130,5 @@ def _train(sent: list[Any], client: Client, data: Split, terms: bytes, common: b
     """Train a client in a worker. The job comes in a list, since Ray would read it anew for each task otherwise."""
     engine = _engine(sent[0])
     engine.job = replace(engine.job, clients={client: data.to(engine.job.device)})
-    update, loss, failure = answer(engine, client, Shard.from_bytes(terms), Shard.from_bytes(common), round, lr)
+    update, loss, failure = train_client(engine, client, Shard.from_bytes(terms), Shard.from_bytes(common), round, lr)
     return None if update is None else update.to_bytes(), loss, failure

@@ -19,8 +19,8 @@ from train.engines.sequential import SequentialEngine
 
 AHEAD = 4  # clients queued per worker: enough to keep it busy, with memory independent of the cohort's size
 
-Answer = tuple[Update | None, float | None, Failure | None]  # a reply, its loss as a number
-Encoded = tuple[bytes | None, float | None, Failure | None]  # an answer as it comes from a worker
+Result = tuple[Update | None, float | None, Failure | None]  # a reply, its loss as a number
+Encoded = tuple[bytes | None, float | None, Failure | None]  # a result as it comes from a worker
 Shared = TypeVar("Shared")
 Ticket = TypeVar("Ticket")
 
@@ -31,7 +31,7 @@ def train_in_order(
     ahead: int,
     share: Callable[[Shard], Shared],
     send: Callable[[Client, Shard, Shared], Ticket],
-    wait: Callable[[Ticket], Answer],
+    wait: Callable[[Ticket], Result],
 ) -> Replies:
     """Yield the replies of a plan's clients in its order, while workers train the next clients.
 
@@ -41,7 +41,7 @@ def train_in_order(
         ahead: the most clients that are under way at once, which bounds the memory of a large cohort.
         share: makes what all clients of the round read ready to be sent with each.
         send: has a worker train a client on its own terms and on what all share.
-        wait: returns the worker's answer.
+        wait: returns the worker's result.
     """
     order = list(plan)
     if not order:
@@ -60,7 +60,9 @@ def train_in_order(
         yield client, Reply(update, None if loss is None else torch.tensor(loss, device=device), failure)
 
 
-def answer(engine: SequentialEngine, client: Client, terms: Shard, common: Shard, round: int, lr: float) -> Answer:
+def train_client(
+    engine: SequentialEngine, client: Client, terms: Shard, common: Shard, round: int, lr: float
+) -> Result:
     """Train a client in a worker, on its own terms and the tensors that all clients of the round share."""
     shard = replace(terms, whole=common.whole, fixed=terms.fixed | common.fixed).to(engine.job.device)
     reply = engine.train_client(client, shard, round, lr)

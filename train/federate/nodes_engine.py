@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import MessageType, RecordDict
 
 from sharding import Plan
-from sharding.flower.exchange import Answer, Exchange
+from sharding.flower.exchange import Exchange, Result
 from sharding.flower.messages import CONFIG
 from sharding.flower.nodes import Node
 from sharding.rounds.aggregation.faults import find_misfit
@@ -61,16 +61,16 @@ class NodesEngine(TwoStageEngine):
         return Reports(norms, collect)
 
     def _train(
-        self, plan: Plan, round: int, lr: float, read: Callable[[RecordDict], Answer]
-    ) -> Iterator[tuple[Client, Answer | Failure]]:
+        self, plan: Plan, round: int, lr: float, read: Callable[[RecordDict], Result]
+    ) -> Iterator[tuple[Client, Result | Failure]]:
         def values(node: Node) -> dict[str, Any]:
             return {ROUND: round, LR: self._job.lr(node.client, lr), **self._roster.question[CONFIG]}
 
         return self._ask(plan, read, MessageType.TRAIN, round, values, plan, self._job.frozen)
 
     def _ask(
-        self, clients: Collection[Client], read: Callable[[RecordDict], Answer], kind: str, *message: Any
-    ) -> Iterator[tuple[Client, Answer | Failure]]:
+        self, clients: Collection[Client], read: Callable[[RecordDict], Result], kind: str, *message: Any
+    ) -> Iterator[tuple[Client, Result | Failure]]:
         """Yield the answers of clients' nodes to messages, or why there is none; first those of absent nodes."""
         nodes = self._roster.reach(clients)
         absent = Failure(Kind.ABSENT, "its node is not connected")
