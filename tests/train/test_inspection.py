@@ -76,3 +76,9 @@ def test_inspect_of_several_tasks_reports_each(tmp_path):
     assert [line for line in told if "dense shards 0 layers" in line]
     drawn = {path.name for path in tmp_path.glob("*-partition.png")}
     assert drawn == {"quickstart-one-partition.png", "quickstart-two-partition.png"}
+
+
+@pytest.mark.parametrize(("overrides", "told"), [([], True), (["init=as_built"], False), (["strategy=dense"], False)])
+def test_inspect_tells_the_rank_where_the_start_is_of_low_rank(overrides, told, tmp_path):
+    lines = inspect_partition(load_config("configs/quickstart.yaml", [MLP, *overrides]), tmp_path)
+    assert any(line.startswith("rank: ") and line.endswith("0.4") for line in lines) == told

@@ -81,6 +81,8 @@ def _describe_model(config: Config, dataset: Dataset, keep_ratios: Mapping[Clien
     if len(frozen):
         yield f"first contact: each client is sent {frozen.nbytes:,} bytes once, which stay frozen"
     strongest = max(keep_ratios.values())
+    if model is not built and config.residual is None:
+        yield f"rank: init=low_rank, so the trained layers have about the rank of a shard of keep ratio {strongest:g}"
     for ratio in sorted(set(keep_ratios.values())):
         nbytes = planner.nbytes(model, ratio, strongest)
         clients = [client for client in keep_ratios if keep_ratios[client] == ratio]
