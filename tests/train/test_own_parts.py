@@ -258,6 +258,12 @@ def test_grid_over_strategies_and_seeds_has_a_directory_each():
     cells = grid_configs(QUICKSTART, [], [], None, ["strategy=dense,top_n", "seed=3,4"])
     assert [cell.directory.name for cell in cells] == ["dense-3", "dense-4", "top_n-3", "top_n-4"]
     assert [(cell.strategy, cell.seed) for cell in cells[1:3]] == [("dense", 4), ("top_n", 3)]
+    assert [cell.directory.name for cell in grid_configs(QUICKSTART, [], [], [3, 4])] == [
+        "collective-3",
+        "collective-4",
+    ]
+    with pytest.raises(UserError, match="nothing to compare"):
+        grid_configs(QUICKSTART, [], [], None)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,10 @@ def grid_configs(
         UserError: a mistake in the file, an override, a grid, or any of the strategies; nothing to compare; a key that
             is set twice.
     """
-    if not strategies and not grids:
-        raise UserError("--strategies names no strategy and there is no --grid; write --strategies unbiased,collective")
+    if not (strategies or seeds or grids):
+        raise UserError(
+            "there is nothing to compare; write --strategies top_n,dense, --seeds 0,1 or --grid rounds=10,20"
+        )
     named = [("strategy", "--strategies")] * bool(strategies) + [("seed", "--seeds")] * bool(seeds)
     check_once([*settings(overrides), *settings(grids), *named])
     configs: dict[str, Config] = {}
