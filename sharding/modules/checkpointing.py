@@ -85,14 +85,22 @@ def _compute(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     if torch.compiler.is_compiling():  # repeats no effect
         return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-    # buffers with two dimensions are frozen weights, tables or masks
-    before = {name: buffer.clone() for name, buffer in block.named_buffers() if buffer.dim() < 2}
+    buffers = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in block.named_buffers()}
     times = count()
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return block(*args, **kwargs) if next(times) == 0 else functional_call(block, before, args, kwargs)
+    def forward(*values: Any) -> Any:
+        inputs, named = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+        if next(times):
+            return functional_call(block, {name: value for name, (*_, value) in buffers.items()}, inputs, named)
+        outputs = block(*inputs, **named)
+        for name, buffer in block.named_buffers():
+            was, version, _ = buffers.get(name, (None, None, None))
+            if buffer.dim() > 1 and buffer is was and buffer._version == version:
+                del buffers[name]  # a table, mask or frozen weight that it only read; batch norms count no version
+        return outputs
 
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    # All in order, since torch restores the random numbers of those devices only that have a tensor without a name.
+    return checkpoint(forward, *args, *kwargs.values(), use_reentrant=False, context_fn=contexts)
 
 
 def _is_cache(value: Any) -> bool:

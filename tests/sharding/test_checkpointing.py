@@ -15,6 +15,7 @@ from models.cct import CCT
 from models.gpt import GPT
 from models.resnet import ResNetGN
 from sharding import Server, ShardPlanner, UserError, checkpoint_blocks, client_model, factorize, train_shard
+from sharding.modules import checkpointing
 from sharding.modules.wrappers import named_state
 from train.cli.client_memory import PeakMemory
 
@@ -152,3 +153,59 @@ def test_checkpointed_blocks_get_no_cache_of_keys(kind):
 def test_model_without_blocks_raises():
     with pytest.raises(UserError, match=r"^Sequential has no blocks that could be computed again: .* train it without"):
         checkpoint_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2))))
+
+
+class Quantized(nn.Module):
+    """A block that moves a codebook, in place or not, and takes its input by name."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.fc, self.in_place = nn.Linear(8, 8), in_place
+        self.register_buffer("codebook", torch.randn(5, 8))
+
+    def forward(self, *, hidden):
+        x = self.fc(hidden)
+        code = self.codebook[torch.cdist(x, self.codebook).argmin(1)]
+        moved = self.codebook.lerp(code.mean(0).detach(), 0.1)
+        self.codebook = self.codebook.copy_(moved) if self.in_place else moved
+        return hidden + x * code
+
+
+class Blocks(nn.Module):
+    def __init__(self, *blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(hidden=x)
+        return x
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_checkpointed_blocks_write_a_codebook_once(in_place):
+    torch.manual_seed(0)
+    plain = Blocks(Quantized(in_place), Quantized(in_place))
+    x, states = torch.randn(4, 8), []
+    for model in (plain, checkpoint_blocks(copy.deepcopy(plain))):
+        for _ in range(2):
+            model(x).square().sum().backward()
+        state = named_state(model)
+        states.append(state | {f"{name}.grad": part.grad for name, part in state.items() if part.requires_grad})
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_random_numbers_of_the_device_of_an_input_by_name_are_restored(monkeypatch):
+    """Of the devices that torch looks at: those of what it gets without a name."""
+    looked_at = []
+
+    def checkpoint(function, *args, **options):
+        looked_at.append(args)
+        return real(function, *args, **options)
+
+    real = checkpointing.checkpoint
+    monkeypatch.setattr(checkpointing, "checkpoint", checkpoint)
+    x = torch.randn(4, 8)
+    checkpoint_blocks(Blocks(Quantized(True)))(x)
+    assert looked_at == [(x,)]

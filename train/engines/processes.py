@@ -54,7 +54,7 @@ class ProcessesEngine(Engine):
 
     Raises:
         UserError: the job has a part that cannot be sent to another process, e.g. a lambda; it cannot be written to the
-            temporary folder; or this machine allows too few open files.
+            temporary folder; or the system does not allow it, e.g. with too few open files or a read-only /dev/shm.
         RunError: the processes do not start.
     """
 
@@ -62,9 +62,9 @@ class ProcessesEngine(Engine):
         count, self._device = num_workers or count_devices(job), job.device
         self._ahead = AHEAD * count
         parts = sorted({type(part).__module__ for part in job.model.modules()} - {"__main__"})  # timm's and others
-        context = context_of(__name__, *parts)
-        with _saved(job) as folder:
-            try:
+        try:
+            context = context_of(__name__, *parts)
+            with _saved(job) as folder:
                 self._memory, shared = SharedMemory.create(folder)
                 devices, all_ready = context.SimpleQueue(), context.Barrier(count)
                 for index in range(count):
@@ -72,13 +72,12 @@ class ProcessesEngine(Engine):
                 arguments = (job.plugins, folder, shared, devices, all_ready)
                 self._pool = ProcessPoolExecutor(count, context, _initialize_worker, arguments)
                 self._start(count)
-            except OSError as error:
-                if error.errno not in TOO_FEW_FILES:
-                    raise
-                raise UserError(
-                    f"worker processes cannot be started ({error.strerror}): set engine=sequential, or allow more open "
-                    "files (ulimit -n 4096)"
-                ) from error
+        except (OSError, ImportError) as error:  # Python raises the latter where a system has no semaphores
+            too_few = isinstance(error, OSError) and error.errno in TOO_FEW_FILES
+            raise UserError(
+                f"worker processes cannot be started ({getattr(error, 'strerror', None) or error}): set "
+                f"engine=sequential{', or allow more open files (ulimit -n 4096)' if too_few else ''}"
+            ) from error
 
     def _start(self, count: int) -> None:
         """Start the processes and wait until each has read the job. If one fails, end the others."""

@@ -219,13 +219,17 @@ def test_auto_engine_with_a_full_temporary_folder_falls_back_to_sequential(monke
     assert "TMPDIR" in caplog.text
 
 
-def test_processes_with_another_error_of_the_system_raise_it(monkeypatch):
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EROFS, "Read-only file system"), ImportError("lacks a functioning sem_open")]
+)
+def test_auto_engine_without_semaphores_falls_back_to_sequential(error, monkeypatch, caplog):
     def fail(*arguments):
-        raise PermissionError(errno.EPERM, "not permitted")
+        raise error
 
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", fail)
-    with pytest.raises(PermissionError, match="not permitted"):
-        ProcessesEngine(make_job(), 2)
+    monkeypatch.setattr(processes, "num_cores", lambda: 2)
+    monkeypatch.setattr(processes.context_of(), "Barrier", fail)
+    assert type(ENGINES["auto"](make_job())) is SequentialEngine
+    assert f"({error.args[-1]}): set engine=sequential" in caplog.text
 
 
 def test_processes_with_hundreds_of_tensors_need_no_shared_memory(engine_of):
