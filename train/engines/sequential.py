@@ -38,6 +38,7 @@ class SequentialEngine(Engine):
         """Train one client on its shard."""
         job = self.job
         try:
+            shard = shard.to(job.device)  # a worker's comes from the CPU
             model = self.resident(shard)
             shard.load_into(model)
             for layer in factorized_layers(model).values():

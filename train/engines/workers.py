@@ -64,6 +64,6 @@ def train_client(
     engine: SequentialEngine, client: Client, terms: Shard, common: Shard, round: int, lr: float
 ) -> Result:
     """Train a client in a worker, on its own terms and the tensors that all clients of the round share."""
-    shard = replace(terms, whole=common.whole, fixed=terms.fixed | common.fixed).to(engine.job.device)
+    shard = replace(terms, whole=common.whole, fixed=terms.fixed | common.fixed)
     reply = engine.train_client(client, shard, round, lr)
     return reply.update, None if reply.loss is None else float(reply.loss), reply.failure

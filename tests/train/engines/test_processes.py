@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from sharding import ShardPlanner, UserError, client_model
+from sharding import Shard, ShardPlanner, UserError, client_model
 from tests.train.engines.jobs import MODELS, RATIOS, Shrinking, assert_equal, make_job, make_plan, with_bad_clients
 from tests.train.runs import QUICKSTART, REPOSITORY, assert_same, read, tiny, wait_until
 from train import engines as engines_module
@@ -26,6 +26,7 @@ from train.engines.engine import Reply
 from train.engines.local_training import train_locally
 from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
+from train.engines.workers import train_client
 from train.experiment.assembly import assemble
 from train.run import run
 from train.rundir.checkpoint import Checkpoint
@@ -330,3 +331,14 @@ def test_signal_to_all_processes_of_a_command_stops_it_after_the_round(tmp_path,
         assert (process.returncode, told) == (128 + number, SAID)
     for metrics in tmp_path.rglob("metrics.jsonl"):
         assert Checkpoint.read(metrics.parent / CHECKPOINT_FILE).rounds == len(read(metrics.parent))
+
+
+def test_shard_that_does_not_fit_the_device_is_the_failure_of_its_client(monkeypatch):
+    def run_out(shard, device):
+        raise torch.OutOfMemoryError("out of memory")
+
+    job = make_job()
+    shard = make_plan(job).shard(0)
+    monkeypatch.setattr(Shard, "to", run_out)
+    update, loss, failure = train_client(SequentialEngine(job), 0, shard, replace(shard, terms={}), 0, LR)
+    assert (update, loss, str(failure)) == (None, None, "OutOfMemoryError: out of memory")
