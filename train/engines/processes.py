@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
@@ -61,6 +62,7 @@ class ProcessesEngine(Engine):
     def __init__(self, job: Job, num_workers: int | None = None) -> None:
         count, self._device = num_workers or count_devices(job), job.device
         self._ahead = AHEAD * count
+        self._latest: dict[int, Future[Encoded]] = {}  # by slot, the training that used it last
         parts = sorted({type(part).__module__ for part in job.model.modules()} - {"__main__"})  # timm's and others
         try:
             context = context_of(__name__, *parts)
@@ -96,6 +98,7 @@ class ProcessesEngine(Engine):
         Raises:
             RunError: a process died.
         """
+        wait_for(self._latest.values())  # those of a round that was left still write to their slots
         size = max((room(plan.template(clients[0])) for clients in plan.groups.values()), default=0)
         free = list(range(1, self._ahead + 1))  # slots; the first has what all clients share
 
@@ -105,7 +108,8 @@ class ProcessesEngine(Engine):
         def send(client: Client, terms: Shard, common: bytes) -> tuple[int, Future[Encoded]]:
             slot = free.pop()
             rest = put(terms, self._memory.slot(slot, size))
-            return slot, self._pool.submit(_train, client, rest, common, slot, size, round, lr)
+            self._latest[slot] = self._pool.submit(_train, client, rest, common, slot, size, round, lr)
+            return slot, self._latest[slot]
 
         def wait(ticket: tuple[int, Future[Encoded]]) -> Result:
             slot, future = ticket

@@ -342,3 +342,11 @@ def test_shard_that_does_not_fit_the_device_is_the_failure_of_its_client(monkeyp
     monkeypatch.setattr(Shard, "to", run_out)
     update, loss, failure = train_client(SequentialEngine(job), 0, shard, replace(shard, terms={}), 0, LR)
     assert (update, loss, str(failure)) == (None, None, "OutOfMemoryError: out of memory")
+
+
+def test_processes_after_a_round_that_was_left_equal_sequential(engine_of):
+    job = make_job()
+    engine, left, plan = engine_of(job, 1), make_plan(job, round=1), make_plan(job)
+    expected = list(SequentialEngine(job).train(plan, 0, LR))
+    next(engine.train(left, 1, LR))
+    assert_equal(expected, list(engine.train(plan, 0, LR)))
