@@ -16,6 +16,9 @@ from tests.sharding.models import aggregate
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
 
 
+FORMATS = {"float32": 1e-6, "bfloat16": 0.02, "int8": 0.02, "int4": 0.4}  # with the largest error of an output
+
+
 class Conv1D(nn.Module):
     """As transformers has it."""
 
@@ -68,33 +71,46 @@ def case(request):
     return make().double(), x
 
 
-def factorized(layer, terms):
-    return factorized_type(layer).from_dense(layer, terms)
+def factorized(layer, terms, residual=None):
+    return factorized_type(layer).from_dense(layer, terms, residual)
 
 
 def blocks(factor, layer):
     return factor.unflatten(0, (num_blocks(layer), -1))
 
 
-def test_layer_with_all_terms_equals_the_dense_layer_and_gradients(case):
+@pytest.mark.parametrize("residual", [None, "int4"])
+def test_layer_with_all_terms_or_a_residual_equals_the_dense_layer_and_gradients(case, residual):
     layer, x = case
-    small = factorized(layer, form_of(layer).rank)
+    small = factorized(layer, 2 if residual else form_of(layer).rank, residual)
+    dense = small.to_dense() if residual else layer
     y, z = (each.clone().requires_grad_(each.is_floating_point()) for each in (x, x))
-    expected, actual = layer(y), small(z)
+    expected, actual = dense(y), small(z)
     torch.testing.assert_close(actual, expected, **TOLERANCE)
     probe = torch.randn_like(expected)
     (expected * probe).sum().backward()
     (actual * probe).sum().backward()
     if x.is_floating_point():
         torch.testing.assert_close(z.grad, y.grad, **TOLERANCE)
-    gradient = as_blocks(layer.weight.grad, num_blocks(layer))
+    gradient = as_blocks(dense.weight.grad, num_blocks(layer))
     for factor, expected in (
         (small.u, gradient @ blocks(small.v, layer)),
         (small.v, gradient.mT @ blocks(small.u, layer)),
     ):
         torch.testing.assert_close(factor.grad, expected.flatten(0, 1), **TOLERANCE)
     if getattr(layer, "bias", None) is not None:
-        torch.testing.assert_close(small.bias.grad, layer.bias.grad, **TOLERANCE)
+        torch.testing.assert_close(small.bias.grad, dense.bias.grad, **TOLERANCE)
+    assert "residual" not in dict(small.named_parameters())
+
+
+@pytest.mark.parametrize("residual", FORMATS)
+def test_layer_with_a_residual_equals_the_dense_layer_to_rounding(case, residual):
+    layer, x = case
+    small = factorized(layer, 2, residual)
+    expected = layer(x)
+    assert (small(x) - expected).abs().max() <= FORMATS[residual] * expected.abs().max()
+    torch.testing.assert_close(small(x), small.to_dense()(x), **TOLERANCE)
+    torch.testing.assert_close(small.weight, small.to_dense().weight.detach(), **TOLERANCE)
 
 
 def test_layer_with_some_terms_equals_its_merged_layer(case):
