@@ -942,33 +942,6 @@ def test_simulated_node_without_a_configuration_reports_the_given_keep_ratio():
     assert [kind for _, kind, _ in grid.pushed] == ["query", "query", "train", "train"]
 
 
-@pytest.mark.parametrize("weight", [None, 0.0, nan, "many"])
-def test_average_with_an_invalid_late_weight_rejects_the_update(weight):
-    server = server_of()
-    plan = server.plan(RATIOS, 0)
-    average = server.average_as_reported(plan)
-    average.add(0, unchanged(plan.shard(0)), weight)
-    outcome = server.step(average)
-    assert "its weight is" in str(outcome.rejected[0])
-    assert outcome.accepted == []
-
-
-def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
-    server = server_of(max_share=0.6)
-    plan = server.plan(RATIOS, 0)
-    spoiled = unchanged(plan.shard(2))
-    late, early = server.average_as_reported(plan), server.average(plan, {0: 1.0, 1: 9.0})
-    for average in (late, early):
-        for client, weight in ((0, 1.0), (1, 9.0)):
-            update = unchanged(plan.shard(client))
-            moved = {name: value + 1 + client for name, value in update.whole.items()}
-            average.add(client, replace(update, whole=moved), weight)
-    late.add(2, replace(spoiled, whole={name: value * nan for name, value in spoiled.whole.items()}), 1e9)
-    (ours, late_outcome), (theirs, early_outcome) = late.finish(), early.finish()
-    assert late_outcome.accepted == early_outcome.accepted == [0, 1]
-    assert_equal(ours, theirs)
-
-
 def test_shard_of_another_structure_fails_with_the_difference():
     grid = StubGrid(make_app(nn.Linear(3, 3), train), configs())
     strategy, _, _ = run(server_of(), grid, rounds=1)
