@@ -27,39 +27,26 @@ def make_round(wire):
     return model, plan, {client: perturbed(shard, 1) for client, shard in plan.shards()}
 
 
+def text_of(data: bytes) -> tuple[str, bytes]:
+    """Header as text, and body."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    return data[8:end].decode(), data[end:]
+
+
 def split(data: bytes) -> tuple[dict, bytes]:
     """Header and body."""
-    end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:end]), data[end:]
-
-
-def random_entry(node: dict, rng: np.random.Generator) -> tuple[dict | list, object]:
-    """Return a random entry of the header: its container and key."""
-    container: dict | list = node
-    while True:
-        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
-        key = keys[rng.integers(len(keys))]
-        if not isinstance(container[key], dict | list) or not container[key] or rng.random() < 0.2:
-            return container, key
-        container = container[key]
+    text, body = text_of(data)
+    return json.loads(text), body
 
 
 def with_other_header(data: bytes, rng: np.random.Generator) -> bytes:
-    header, body = split(data)
-    container, key = random_entry(header, rng)
-    match rng.integers(5):
-        case 0:
-            del container[key]
-        case 1:
-            container[key] = NUMBERS[rng.integers(len(NUMBERS))]
-        case 2:
-            container[key] = WORDS[rng.integers(len(WORDS))]
-        case 3:
-            other, other_key = random_entry(header, rng)
-            container[key], other[other_key] = deepcopy(other[other_key]), deepcopy(container[key])
-        case 4:
-            header = {name[: rng.integers(20)] if rng.random() < 0.1 else name: part for name, part in header.items()}
-    return joined(header, body)
+    """A word or number of the header becomes another one, of the header or an odd one, or it goes."""
+    text, body = text_of(data)
+    tokens = list(re.finditer(r'"[^"]*"|-?\d+', text))
+    others = ["", *map(json.dumps, WORDS + NUMBERS), *(token.group() for token in tokens)]
+    start, end = tokens[rng.integers(len(tokens))].span()
+    header = f"{text[:start]}{others[rng.integers(len(others))]}{text[end:]}".encode()
+    return len(header).to_bytes(8, "little") + header + body
 
 
 def with_flipped_bits(data: bytes, rng: np.random.Generator) -> bytes:
