@@ -93,6 +93,7 @@ def test_layers_that_cannot_be_factorized_stay_dense_and_are_reported():
         {"keep_ratio": 0.5, "skip": "nothing"},
         {"keep_ratio": {"*": 0}},
         {"keep_ratio": Budget(parameters=3)},
+        {"keep_ratio": 0.5, "residual_format": "int3"},
     ],
     ids=str,
 )
@@ -148,9 +149,11 @@ def test_first_layer_of_a_model_with_an_embedding_is_the_embedding():
     assert list(shardable_layers(nn.Sequential(*body, nn.Embedding(5, 4)), "first")) == ["1"]
 
 
-def test_factorize_empty_on_meta_replaces_layers_or_raises():
+def test_factorize_on_meta_replaces_layers_or_raises():
     with torch.device("meta"):
         model = small_model()
+    report = factorize(model, 0.5).factorize_report
+    assert report.parameters_after == factorize(small_model(), 0.5).factorize_report.parameters_after
     small = factorize_empty(model, {"2.0": 3, "4": 2})
     assert isinstance(small[2][0], FactorizedConv)
     assert small[2][0].u.shape == (10, 3)

@@ -114,14 +114,6 @@ def test_hooks_and_attributes_are_kept_by_factorize_and_merge():
     assert len(model[1]._forward_hooks) == 1
 
 
-def test_factorize_on_meta_returns_layers_on_meta():
-    with torch.device("meta"):
-        model = chain()
-    small = factorize(model, 0.25)
-    assert small[1].u.is_meta
-    assert small.factorize_report.parameters_after == 2 * 72 + 2 * (2 * 8 * 2 + 8)
-
-
 class Lora(nn.Module):
     """As peft wraps a layer."""
 
