@@ -11,7 +11,7 @@ from sharding import FactorizedLayer, FactorizedLinear, Shard, ShardPlanner, cli
 from sharding.layers import as_blocks, factorized_type, num_blocks
 from sharding.layers.decomposition import form_of
 from sharding.layers.embedding import FactorizedEmbedding
-from tests.sharding.models import aggregate
+from tests.sharding.models import aggregate, unchanged
 
 TOLERANCE = {"rtol": 0, "atol": 1e-10}
 
@@ -143,23 +143,21 @@ def test_transposed_convolution_with_output_size_equals_dense():
     torch.testing.assert_close(factorized(dense, 4)(x, [8, 8]), dense(x, [8, 8]), **TOLERANCE)
 
 
-def assert_a_round_trains(model, x, **options):
+def test_round_with_any_kind_of_layer_trains_it(case):
     """A client has the structure alone and computes what the server does; what it does not train changes nothing."""
-    plan = ShardPlanner("full", skip=(), **options).plan(model, {0: 1.0, 1: 1.0})
+    layer, x = case
+    model = nn.Sequential(layer)
+    plan = ShardPlanner("full", skip=(), also="0").plan(model, {0: 1.0, 1: 1.0})
+    assert plan.spectra.keys() == {"0"}
     structure, before = deepcopy(model).to("meta"), model(x)
     small = client_model(structure, Shard.from_bytes(plan.shard(0).to_bytes()))
     torch.testing.assert_close(small(x), before, **TOLERANCE)
-    aggregate(model, plan, plan.shards(), {0: 1, 1: 3})
+    updates = {client: unchanged(sent) for client, sent in plan.shards()}
+    assert aggregate(model, plan, updates, {0: 1, 1: 3}).accepted == [0, 1]
     torch.testing.assert_close(model(x), before, **TOLERANCE)
     update = train_shard(structure, plan.shard(0), [(x, x)], 0.1, loss=lambda y, _: y.square().mean())
     assert aggregate(model, plan, {0: update}, {0: 1}).accepted == [0]
     assert not torch.allclose(model(x), before)
-    return plan.spectra.keys()
-
-
-def test_round_with_any_kind_of_layer_trains_it(case):
-    layer, x = case
-    assert assert_a_round_trains(nn.Sequential(layer), x, also="0") == {"0"}
 
 
 def test_grouped_convolution_magnitudes_are_norms_over_groups():
