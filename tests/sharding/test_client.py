@@ -3,8 +3,8 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from sharding import (
 from sharding.rounds.codec import Terms
 from sharding.rounds.failures import Failure
 from sharding.rounds.norms import update_norm
-from tests.sharding.models import KINDS, aggregate, make_net, make_plan, make_skeleton, on_meta
+from tests.sharding.models import KINDS, make_net, make_plan, make_skeleton, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
 
 
@@ -263,13 +263,23 @@ def test_client_model_with_nonpersistent_buffers_needs_init_empty():
         client_model(on_meta(Positions), shard)
 
 
-def test_init_empty_keeps_requires_grad_and_ties_and_allocates_no_parameters():
+def test_init_empty_keeps_requires_grad_and_allocates_no_parameters():
     model = make_skeleton(lambda: freeze(make_net(), "0.weight"))
     assert all(parameter.is_meta for parameter in model.parameters())
     assert not model[0].weight.requires_grad
-    tied = make_skeleton(Tied)
-    assert tied.head.weight is tied.embedding.weight
     assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
+
+
+def test_init_empty_of_a_shared_parameter_keeps_it_shared():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.one.weight = self.two.weight = nn.Parameter(torch.ones(3, 3))
+
+    tied = make_skeleton(Tied)
+    assert tied.one.weight is tied.two.weight
+    assert tied.one.weight.is_meta
 
 
 def test_init_empty_in_threads_empties_the_models_of_its_own_thread_only():
@@ -307,21 +317,21 @@ class Stateful(nn.Linear):
         self.register_buffer("table", self.weight.sum(0).to("cpu"))
 
 
-@pytest.mark.parametrize("model", [Peeking, Stateful])
-def test_init_empty_of_a_constructor_that_reads_values_raises(model):
-    with pytest.raises(UserError, match="build this model outside"):
-        make_skeleton(model)
-
-
 def refuse():
     raise RuntimeError("cannot parse metadata")
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(lambda: nn.Linear(-1, 4), "negative dimension"), (refuse, "cannot parse metadata")]
+    ("make", "error", "message"),
+    [
+        (Peeking, UserError, "build this model outside"),
+        (Stateful, UserError, "build this model outside"),
+        (lambda: nn.Linear(-1, 4), RuntimeError, "negative dimension"),
+        (refuse, RuntimeError, "cannot parse metadata"),
+    ],
 )
-def test_init_empty_of_a_failing_constructor_raises_the_same_error(make, message):
-    with pytest.raises(RuntimeError, match=message):
+def test_init_empty_of_a_constructor_that_reads_values_or_fails_raises(make, error, message):
+    with pytest.raises(error, match=message):
         make_skeleton(make)
 
 
@@ -368,6 +378,8 @@ def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
     sent = shard.to_bytes()
     update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0.01)
     assert_same(update, by_hand(shard, 2.0, 0.01))
+    make = partial(SGD, lr=0.1, momentum=0.9, fused=True)
+    assert_same(train_shard(make_net(), shard, batches(), make_optimizer=make, decay=0.01), update)
     assert shard.to_bytes() == sent
     clips = {clip: replace(shard, clip=clip) for clip in (None, 2.0, 3.0)}
     usual, strong = {"shard": shard, "lr": 0.1, "decay": 0.01}, {"shard": clips[None], "lr": 0.1, "decay": 1.0}
@@ -395,21 +407,6 @@ def test_train_shard_clips_as_the_strategy_does(strategy, clip):
     assert_same(update, by_hand(shard, clip, 0))
 
 
-def test_round_with_a_frozen_backbone_changes_only_the_head():
-    server = freeze(make_net(), *(name for name, _ in make_net().named_parameters() if not name.startswith("7")))
-    before = deepcopy(server)
-    plan, residual = make_plan(server, {0: 0.3, 1: 0.5}), ShardPlanner().frozen(server)
-    updates = {
-        client: train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, frozen=residual)
-        for client, shard in plan.shards()
-    }
-    assert set(updates[0].trained()) == {"7.weight", "7.bias"}
-    assert updates[0].nbytes < 500 < plan.shard(0).nbytes
-    assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
-    for name, parameter in server.named_parameters():
-        assert torch.equal(parameter, before.get_parameter(name)) == (not name.startswith("7"))
-
-
 def test_train_shard_of_a_fully_frozen_model_raises():
     server = make_net().requires_grad_(False)
     shard, residual = make_plan(server, {0: 0.3}).shard(0), ShardPlanner().frozen(server)
@@ -424,17 +421,6 @@ def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
         train_shard(model, shard, [(torch.randn(1, 4), torch.tensor([0]))], lr=0.1)
     assert isinstance(raised.value.__cause__, ValueError)
     assert "drop_last=True" in Failure.in_training(raised.value.__cause__).message
-
-
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adafactor])
-def test_train_shard_with_another_optimizer_lowers_the_loss(kind):
-    shard, data = make_plan(make_net(), {0: 0.3}).shard(0), batches() * 20
-    update = train_shard(make_skeleton(make_net), shard, data, make_optimizer=lambda part: kind(part, lr=1e-2))
-    before, after = (
-        sum(F.cross_entropy(client_model(make_net(), each)(inputs), targets).item() for inputs, targets in batches())
-        for each in (shard, replace(shard, terms=update.terms, whole=update.whole))
-    )
-    assert after < 0.9 * before
 
 
 def test_client_model_made_in_inference_mode_trains():
