@@ -60,6 +60,8 @@ def test_skip_pattern_without_a_match_raises_with_near_names():
     model = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
     with pytest.raises(UserError, match="'encodr' matches no layer; the nearest names are encoder, decoder"):
         factorize(model, 0.5, skip=["encodr"])
+    with pytest.raises(UserError, match="'coder' matches no layer"):  # the end of a name, but not of its last part
+        factorize(model, 0.5, skip="coder")
 
 
 class Tied(nn.Module):
