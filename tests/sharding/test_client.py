@@ -3,8 +3,8 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from sharding import (
 from sharding.rounds.codec import Terms
 from sharding.rounds.failures import Failure
 from sharding.rounds.norms import update_norm
-from tests.sharding.models import KINDS, aggregate, make_net, make_plan, make_skeleton, on_meta
+from tests.sharding.models import KINDS, make_net, make_plan, make_skeleton, on_meta
 from tests.sharding.test_shard import Tied, assert_same, freeze
 
 
@@ -66,17 +66,14 @@ def test_client_model_shares_memory_with_the_shard_only_without_copy():
 
 def test_client_model_from_a_factorized_structure_has_the_terms_of_the_shard():
     model = make_net()
-    first, other = make_plan(model, {0: 0.3}).shard(0), make_plan(model, {0: 0.5}).shard(0)
+    first, second, larger = (make_plan(model, {0: r}, round=t).shard(0) for r, t in ((0.3, 0), (0.3, 1), (0.5, 0)))
     small = client_model(make_skeleton(make_net), first)
     before = small[1].u.detach().clone()
-    again = client_model(small, make_plan(model, {0: 0.3}, round=1).shard(0))
-    assert_same(
-        make_plan(model, {0: 0.3}, round=1).shard(0).read_from(again), make_plan(model, {0: 0.3}, round=1).shard(0)
-    )
+    for other, num_terms in ((second, 3), (larger, 4)):
+        again = client_model(small, other)
+        assert_same(other.read_from(again), other)
+        assert again[1].num_terms == num_terms
     assert torch.equal(small[1].u, before)
-    larger = client_model(small, other)
-    assert_same(other.read_from(larger), other)
-    assert (small[1].num_terms, larger[1].num_terms) == (3, 4)
 
 
 def test_client_model_of_a_double_structure_has_double_values():
@@ -138,19 +135,6 @@ def test_client_model_of_tied_weights_keeps_them_tied():
         assert not small.head.weight.is_meta
 
 
-def test_init_empty_of_a_shared_parameter_keeps_it_shared():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            weight = nn.Parameter(torch.ones(3, 3))
-            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-            self.one.weight = self.two.weight = weight
-
-    tied = make_skeleton(Tied)
-    assert tied.one.weight is tied.two.weight
-    assert tied.one.weight.is_meta
-
-
 def test_load_into_of_newly_frozen_layers_freezes_them():
     small = client_model(make_net(), make_plan(make_net(), {0: 0.5}).shard(0))
     make_plan(freeze(make_net(), "1.weight"), {0: 0.5}).shard(0).load_into(small)
@@ -200,60 +184,47 @@ class Encoder(nn.Sequential):
         )
 
 
-def test_client_model_of_an_unpacked_server_unpacks_attention():
-    torch.manual_seed(0)
-    server, ids = unpack_attention(Encoder()), torch.arange(6)[None]
-    plan = ShardPlanner("full").plan(server, {0: 1.0})
-    structures = (on_meta(Encoder), make_skeleton(Encoder), unpack_attention(on_meta(Encoder)))
+ATTENTIONS = {  # the server's model, its planner, and structures of clients
+    "unpacked": (
+        unpack_attention(Encoder()),
+        ShardPlanner("full"),
+        (on_meta(Encoder), make_skeleton(Encoder), unpack_attention(on_meta(Encoder))),
+    ),
+    "packed": (Encoder(), ShardPlanner("dense"), (on_meta(Encoder),)),
+    "skipped": (Encoder(), ShardPlanner("full", skip=["1.self_attn", "last"]), (on_meta(Encoder),)),
+}
+
+
+@pytest.mark.parametrize(("server", "planner", "structures"), ATTENTIONS.values(), ids=ATTENTIONS)
+def test_client_model_has_attention_as_the_server_has_it(server, planner, structures):
+    shard, ids = planner.plan(server, {0: 1.0}).shard(0), torch.arange(6)[None]
     for structure in structures:
-        torch.testing.assert_close(client_model(structure, plan.shard(0))(ids), server(ids), rtol=1e-4, atol=1e-5)
-
-
-def test_client_model_of_a_packed_server_keeps_attention_packed():
-    server, ids = Encoder(), torch.arange(6)[None]
-    shard = ShardPlanner("dense").plan(server, {0: 1.0}).shard(0)
-    assert torch.equal(client_model(on_meta(Encoder), shard)(ids), server(ids))
+        torch.testing.assert_close(client_model(structure, shard)(ids), server(ids), rtol=1e-4, atol=1e-5)
 
 
 def test_client_model_of_attention_with_kdim_keeps_it_packed():
     """With kdim and vdim the projections are parameters such as `q_proj_weight`."""
-    server = nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))
+    server, structure = (KINDS[kind](lambda: nn.MultiheadAttention(8, 2, kdim=4, vdim=6)) for kind in ("dense", "meta"))
     shard = ShardPlanner("dense").plan(server, {0: 1.0}).shard(0)
-    small = client_model(on_meta(lambda: nn.Sequential(nn.MultiheadAttention(8, 2, kdim=4, vdim=6))), shard)
-    assert torch.equal(small[0].q_proj_weight, server[0].q_proj_weight)
-
-
-def test_client_model_with_skipped_attention_keeps_it_packed():
-    server, ids = Encoder(), torch.arange(6)[None]
-    plan = ShardPlanner("full", skip=["1.self_attn", "last"]).plan(server, {0: 1.0})
-    assert set(plan.shard(0).terms) == {"1.linear1", "1.linear2"}
-    torch.testing.assert_close(client_model(on_meta(Encoder), plan.shard(0))(ids), server(ids), rtol=1e-4, atol=1e-5)
-
-
-def test_client_model_on_meta_has_batch_norm_statistics():
-    def build():
-        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 3))
-
-    server, x = build(), torch.randn(8, 4)
-    server(x)
-    small = client_model(on_meta(build), make_plan(server.eval(), {0: 1.0}, "full").shard(0)).eval()
-    torch.testing.assert_close(small(x), server(x), rtol=1e-4, atol=1e-5)
-    assert small[1].num_batches_tracked == 0
+    assert torch.equal(client_model(structure, shard).q_proj_weight, server.q_proj_weight)
 
 
 @pytest.mark.parametrize("kind", ["on meta", "with values", "loaded again"])
-def test_batch_norms_count_from_zero_whoever_trained_before(kind):
+def test_batch_norms_have_the_servers_statistics_and_count_from_zero(kind):
     def build():
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 6), nn.Linear(6, 3))
 
-    shard, used, x = make_plan(build(), {0: 1.0}, "full").shard(0), build(), torch.randn(8, 4)
-    used(torch.randn(8, 4))
+    server, used, x = build(), build(), torch.randn(8, 4)
+    for model in (server, used):
+        model(torch.randn(8, 4))
+    shard = make_plan(server.eval(), {0: 1.0}, "full").shard(0)
     small = client_model(on_meta(build) if kind == "on meta" else used, shard)
     if kind == "loaded again":
         small(torch.randn(8, 4))
         shard.load_into(small)
+    torch.testing.assert_close(small.eval()(x), server(x), rtol=1e-4, atol=1e-5)
     assert small[1].num_batches_tracked == 0
-    small(x)  # the mean over all batches is that of the only one
+    small.train()(x)  # the mean over all batches is that of the only one
     torch.testing.assert_close(small[1].running_mean, small[0](x).mean(0))
     assert used[1].num_batches_tracked == 1
 
@@ -299,6 +270,18 @@ def test_init_empty_keeps_requires_grad_and_allocates_no_parameters():
     assert not nn.Linear(2, 2).weight.is_meta  # it ends with the block
 
 
+def test_init_empty_of_a_shared_parameter_keeps_it_shared():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.one.weight = self.two.weight = nn.Parameter(torch.ones(3, 3))
+
+    tied = make_skeleton(Tied)
+    assert tied.one.weight is tied.two.weight
+    assert tied.one.weight.is_meta
+
+
 def test_init_empty_in_threads_empties_the_models_of_its_own_thread_only():
     def build(number):
         if number % 2:
@@ -334,21 +317,21 @@ class Stateful(nn.Linear):
         self.register_buffer("table", self.weight.sum(0).to("cpu"))
 
 
-@pytest.mark.parametrize("model", [Peeking, Stateful])
-def test_init_empty_of_a_constructor_that_reads_values_raises(model):
-    with pytest.raises(UserError, match="build this model outside"):
-        make_skeleton(model)
-
-
 def refuse():
     raise RuntimeError("cannot parse metadata")
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(lambda: nn.Linear(-1, 4), "negative dimension"), (refuse, "cannot parse metadata")]
+    ("make", "error", "message"),
+    [
+        (Peeking, UserError, "build this model outside"),
+        (Stateful, UserError, "build this model outside"),
+        (lambda: nn.Linear(-1, 4), RuntimeError, "negative dimension"),
+        (refuse, RuntimeError, "cannot parse metadata"),
+    ],
 )
-def test_init_empty_of_a_failing_constructor_raises_the_same_error(make, message):
-    with pytest.raises(RuntimeError, match=message):
+def test_init_empty_of_a_constructor_that_reads_values_or_fails_raises(make, error, message):
+    with pytest.raises(error, match=message):
         make_skeleton(make)
 
 
@@ -378,18 +361,25 @@ def batches(count=3):
     return [(torch.randn(4, 1, 4, 4, generator=rng), torch.randint(3, (4,), generator=rng)) for _ in range(count)]
 
 
-def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
-    shard = replace(make_plan(make_net(), {0: 0.3}, "unbiased").shard(0), clip=2.0)
-    sent = shard.to_bytes()
-    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0.01)
+def by_hand(shard, clip, decay):
+    """The update of a client that trains with momentum, a clip and a decay."""
     model = client_model(make_skeleton(make_net), shard)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-    optimizer.register_step_pre_hook(clip_and_decay(model, 2.0, 0.01))
+    optimizer.register_step_pre_hook(clip_and_decay(model, clip, decay))
     for inputs, targets in batches():
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-    assert_same(update, shard.read_from(model))
+    return shard.read_from(model)
+
+
+def test_train_shard_equals_clipped_decayed_sgd_on_the_client_model():
+    shard = replace(make_plan(make_net(), {0: 0.3}, "unbiased").shard(0), clip=2.0)
+    sent = shard.to_bytes()
+    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0.01)
+    assert_same(update, by_hand(shard, 2.0, 0.01))
+    make = partial(SGD, lr=0.1, momentum=0.9, fused=True)
+    assert_same(train_shard(make_net(), shard, batches(), make_optimizer=make, decay=0.01), update)
     assert shard.to_bytes() == sent
     clips = {clip: replace(shard, clip=clip) for clip in (None, 2.0, 3.0)}
     usual, strong = {"shard": shard, "lr": 0.1, "decay": 0.01}, {"shard": clips[None], "lr": 0.1, "decay": 1.0}
@@ -412,32 +402,9 @@ def test_train_shard_clips_as_the_strategy_does(strategy, clip):
     plan = ShardPlanner(strategy, clip=1.5).plan(make_net(), {0: 0.3})
     shard = Shard.from_bytes(plan.shard(0).to_bytes())
     assert max(float(terms.multipliers.max()) for terms in shard.terms.values()) > 1.5
-    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0)
-    model = client_model(make_skeleton(make_net), shard)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-    if clip is not None:
-        optimizer.register_step_pre_hook(clip_and_decay(model, clip, 0))
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
     assert shard.clip == clip
-    assert_same(update, shard.read_from(model))
-
-
-def test_round_with_a_frozen_backbone_changes_only_the_head():
-    server = freeze(make_net(), *(name for name, _ in make_net().named_parameters() if not name.startswith("7")))
-    before = deepcopy(server)
-    plan, residual = make_plan(server, {0: 0.3, 1: 0.5}), ShardPlanner().frozen(server)
-    updates = {
-        client: train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, frozen=residual)
-        for client, shard in plan.shards()
-    }
-    assert set(updates[0].trained()) == {"7.weight", "7.bias"}
-    assert updates[0].nbytes < 500 < plan.shard(0).nbytes
-    assert aggregate(server, plan, updates, {0: 1, 1: 1}).accepted == [0, 1]
-    for name, parameter in server.named_parameters():
-        assert torch.equal(parameter, before.get_parameter(name)) == (not name.startswith("7"))
+    update = train_shard(make_skeleton(make_net), shard, batches(), lr=0.1, decay=0)
+    assert_same(update, by_hand(shard, clip, 0))
 
 
 def test_train_shard_of_a_fully_frozen_model_raises():
@@ -456,46 +423,6 @@ def test_training_with_batch_norm_on_one_sample_hints_at_drop_last():
     assert "drop_last=True" in Failure.in_training(raised.value.__cause__).message
 
 
-@pytest.mark.parametrize("arguments", [{}, {"lr": 0.1, "make_optimizer": SGD}], ids=["neither", "both"])
-def test_train_shard_without_exactly_one_of_lr_and_make_optimizer_is_refused(arguments):
-    with pytest.raises(UserError, match="either lr=…, for SGD with momentum, or make_optimizer=…"):
-        train_shard(make_net(), make_plan(make_net(), {0: 0.3}).shard(0), batches(), **arguments)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-        lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
-    ],
-    ids=["adamw", "adafactor"],
-)
-def test_train_shard_with_another_optimizer_lowers_the_loss(make):
-    shard, data = make_plan(make_net(), {0: 0.3}).shard(0), batches() * 20
-    update = train_shard(make_skeleton(make_net), shard, data, make_optimizer=make)
-    before, after = (
-        sum(F.cross_entropy(client_model(make_net(), each)(inputs), targets).item() for inputs, targets in batches())
-        for each in (shard, replace(shard, terms=update.terms, whole=update.whole))
-    )
-    assert after < 0.9 * before
-
-
-@pytest.mark.parametrize("batches", [[], iter([]), (batch for batch in ())], ids=["list", "iterator", "generator"])
-def test_train_shard_without_batches_is_refused(batches):
-    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
-    with pytest.raises(UserError, match="no batches to train on"):
-        train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
-
-
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_train_shard_on_a_batch_without_samples_is_refused(as_dict):
-    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
-    inputs, targets = torch.ones(0, 64), torch.ones(0, dtype=torch.int64)
-    batches = [{"input": inputs, "labels": targets}] if as_dict else zip(inputs.split(8), targets.split(8), strict=True)
-    with pytest.raises(UserError, match="a batch has no samples"):
-        train_shard(make_skeleton(make_net), shard, batches, lr=0.1)
-
-
 def test_client_model_made_in_inference_mode_trains():
     shard, structure = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone"), make_skeleton(make_net)
     with torch.inference_mode():
@@ -510,16 +437,22 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer = optimizer
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (torch.optim.LBFGS, "LBFGS needs a closure"),
-        (lambda parameters: Wrapper(SGD(parameters, lr=0.1)), "pass the optimizer in it"),
-        (lambda parameters: (SGD(parameters, lr=0.1), None), "the optimizer is a tuple"),
-    ],
-    ids=["closure", "wrapper", "tuple"],
-)
-def test_train_shard_with_an_optimizer_without_hooks_is_refused(make, message):
-    shard = ShardPlanner("top_n").plan(make_net(), {"phone": 0.5}).shard("phone")
+EMPTY = torch.ones(0, 64), torch.ones(0, dtype=torch.int64)
+REFUSED = {
+    "neither": ({"lr": None}, "either lr=…, for SGD with momentum, or make_optimizer=…"),
+    "both": ({"make_optimizer": SGD}, "either lr=…, for SGD with momentum, or make_optimizer=…"),
+    "no batches": ({"batches": []}, "no batches to train on"),
+    "a used iterator": ({"batches": iter([])}, "no batches to train on"),
+    "no samples": ({"batches": [EMPTY]}, "a batch has no samples"),
+    "no samples in a dict": ({"batches": [{"input": EMPTY[0], "labels": EMPTY[1]}]}, "a batch has no samples"),
+    "closure": ({"lr": None, "make_optimizer": torch.optim.LBFGS}, "LBFGS needs a closure"),
+    "wrapper": ({"lr": None, "make_optimizer": lambda part: Wrapper(SGD(part, lr=0.1))}, "pass the optimizer in it"),
+    "tuple": ({"lr": None, "make_optimizer": lambda part: (SGD(part, lr=0.1), None)}, "the optimizer is a tuple"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_train_shard_that_cannot_train_is_refused(arguments, message):
+    shard = make_plan(make_net(), {0: 0.5}).shard(0)
     with pytest.raises(UserError, match=message):
-        train_shard(make_skeleton(make_net), shard, [], make_optimizer=make)
+        train_shard(make_skeleton(make_net), shard, **{"batches": batches(), "lr": 0.1} | arguments)

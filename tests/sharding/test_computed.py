@@ -86,32 +86,16 @@ def test_weight_has_the_same_gradients_where_backward_runs_under_autocast(layer)
     assert torch.equal(gradient, expected)
 
 
-def set_data(layer):
-    layer.weight.data = torch.zeros(8, 6)
-
-
-def assign(layer):
-    layer.weight = nn.Parameter(torch.zeros(8, 6))  # as fusing with a batch norm, and tying, do
-
-
 def add_to_data(layer):
     layer.weight.data += 1
 
 
-def freeze(layer):
-    layer.weight.requires_grad = True
-
-
-def set_gradient(layer):
-    layer.weight.grad = torch.zeros(8, 6)
-
-
 WRITES = {
-    "set data": set_data,
-    "assign": assign,
+    "set data": lambda layer: setattr(layer.weight, "data", torch.zeros(8, 6)),
+    "assign": lambda layer: setattr(layer, "weight", nn.Parameter(torch.zeros(8, 6))),  # fusing and tying do
     "add to data": add_to_data,
-    "freeze": freeze,
-    "set gradient": set_gradient,
+    "freeze": lambda layer: setattr(layer.weight, "requires_grad", True),
+    "set gradient": lambda layer: setattr(layer.weight, "grad", torch.zeros(8, 6)),
     "data.copy_": lambda layer: layer.weight.data.copy_(torch.zeros(8, 6)),
     "a row": lambda layer: layer.weight[0].zero_(),
     "an entry": lambda layer: layer.weight.data.__setitem__((0, 0), 1.0),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sharding import ShardPlanner, client_model
+from sharding import ShardPlanner
 from sharding.rounds.norms import update_norm
 from tests.sharding.models import aggregate, unchanged
 
@@ -40,15 +40,6 @@ def test_sampled_average_with_a_negative_variance_clamps_it_to_zero():
     aggregate(model, plan, smaller, dict.fromkeys(plan, 1.0), total=len(plan) / 3)  # three times the way
     assert model[1].running_var.tolist() == [0.0, 0.0]
     assert bool(model.eval()(torch.ones(1, 3)).isfinite().all())
-
-
-def test_layer_with_a_tied_bias_stays_dense_and_tied():
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
-    model[2].bias = model[1].bias
-    plan = ShardPlanner("unbiased").plan(model, {"a": 0.5})
-    assert [*plan.spectra] == ["3"]
-    small = client_model(model, plan.shard("a"))
-    assert small[1].bias is small[2].bias
 
 
 @pytest.mark.parametrize("compression", ["float32", "bfloat16", "int8"])

@@ -17,21 +17,30 @@ from sharding.layers.conv import lay_out_filters
 from sharding.rounds import optim
 from sharding.rounds.optim import can_be_fused, decay_gradients
 
+OMEGA = torch.tensor([1.0, 10.0, 40.0])
+
 
 def layers():
     torch.manual_seed(0)
     dense = (FactorizedLinear, nn.Linear(5, 4), 3), (FactorizedConv, nn.Conv2d(2, 4, 3), 2)
     made = [kind.from_dense(layer, num_terms).double() for kind, layer, num_terms in dense]
-    made[0].multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
+    made[0].multipliers.copy_(OMEGA)
     made[1].multipliers.copy_(torch.tensor([100.0, 5.0]))
     return made
+
+
+def hooked(model, optimizer=None, *arguments, **options):
+    """An optimizer of a model, SGD unless it is given, with the hook of these arguments."""
+    optimizer = optimizer or SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(clip_and_decay(model, *arguments, **options))
+    return optimizer
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_decay_gradients_of_any_layer_equal_autograd_of_the_norm(groups):
     torch.manual_seed(0)
     conv = FactorizedConv.from_dense(nn.Conv2d(4, 6, 3, groups=groups), 3).double()
-    conv.multipliers.copy_(torch.tensor([1.0, 10.0, 40.0]))
+    conv.multipliers.copy_(OMEGA)
     for layer in (layers()[0], conv):
         expected = torch.autograd.grad(layer.matrix().square().sum(), (layer.u, layer.v))
         for (_, gradient), wanted in zip(decay_gradients([[layer]], layer.multipliers[None]), expected, strict=True):
@@ -62,8 +71,7 @@ def decayed(of, clip=None, steps=200, omega=3000.0):
         layer.u.copy_(torch.eye(2))
         layer.v.copy_(torch.eye(2))
         layer.multipliers.copy_(torch.tensor([omega, 1.0]))
-    optimizer = SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    optimizer.register_step_pre_hook(clip_and_decay(layer, clip, 1e-4, of))
+    optimizer = hooked(layer, SGD(layer.parameters(), lr=0.1, momentum=0.9), clip, 1e-4, of)
     for _ in range(steps):
         layer.u.grad, layer.v.grad = torch.zeros_like(layer.u), torch.zeros_like(layer.v)
         optimizer.step()
@@ -105,8 +113,7 @@ def test_bounded_decay_step_is_at_most_the_vector():
 def test_clip_and_decay_multiplies_gradients_by_the_clipping_factor(clip, factors):
     made = layers()
     model = nn.ModuleList(made)
-    optimizer = SGD(model.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(clip_and_decay(model, clip, decay=0.0))
+    optimizer = hooked(model, SGD(model.parameters(), lr=0.0), clip, decay=0.0)
     for layer in made:
         layer.matrix().sum().backward()
     before = [(layer.u.grad.clone(), layer.v.grad.clone()) for layer in made]
@@ -136,8 +143,7 @@ def test_clip_and_decay_with_sparse_gradients_trains_the_embedding():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
     before = model[0].weight.detach().clone()
-    optimizer = SGD(model.parameters(), lr=1.0, fused=can_be_fused(model))
-    optimizer.register_step_pre_hook(clip_and_decay(model))
+    optimizer = hooked(model, SGD(model.parameters(), lr=1.0, fused=can_be_fused(model)))
     model(torch.tensor([1, 3])).sum().backward()
     optimizer.step()
     assert (model[0].weight != before).any(1).tolist() == [False, True, False, True, False]
@@ -161,8 +167,7 @@ def test_clip_and_decay_with_any_optimizer_equals_autograd_and_clipped_steps(mak
     for each in (layer, twin):
         each.multipliers.copy_(torch.tensor([2.0, 16.0]))
     factor = torch.tensor([1.0, 1.0 if clip is None else 0.25])
-    optimizer, reference = make(layer.parameters()), make(twin.parameters())
-    optimizer.register_step_pre_hook(clip_and_decay(layer, clip, 0.01, "effective"))
+    optimizer, reference = hooked(layer, make(layer.parameters()), clip, 0.01, "effective"), make(twin.parameters())
     for x in torch.randn(3, 6, 5, dtype=torch.float64):
         optimizer.zero_grad()
         for half in x.split(3):  # gradients are accumulated; the decay counts once a step
@@ -190,8 +195,7 @@ MAXIMIZERS = [
 def test_decay_goes_the_way_of_torchs_weight_decay(kind, maximize):
     layer = FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 1)  # of one term: both decays shrink u and v
     twin = deepcopy(layer)
-    optimizer = kind(layer.parameters(), maximize=maximize)
-    optimizer.register_step_pre_hook(clip_and_decay(layer, decay=0.1))
+    optimizer = hooked(layer, kind(layer.parameters(), maximize=maximize), decay=0.1)
     reference = kind(twin.parameters(), maximize=maximize, weight_decay=0.1)
     for each, steps in ((layer, optimizer), (twin, reference)):
         before = each.u.norm()
@@ -207,8 +211,7 @@ def test_clip_and_decay_with_a_closure_equals_that_without(make):
         torch.manual_seed(0)
         layer = FactorizedLinear.from_dense(nn.Linear(5, 4, bias=False), 2)
         layer.multipliers.copy_(torch.tensor([2.0, 16.0]))
-        optimizer = make(layer.parameters())
-        optimizer.register_step_pre_hook(clip_and_decay(layer, 4.0, 0.01))
+        optimizer = hooked(layer, make(layer.parameters()), 4.0, 0.01)
 
         def closure(layer=layer, optimizer=optimizer):
             optimizer.zero_grad()
@@ -230,16 +233,14 @@ def test_clip_and_decay_with_a_closure_equals_that_without(make):
 
 def test_clip_and_decay_refuses_an_optimizer_that_needs_a_closure():
     layer = layers()[0]
-    optimizer = torch.optim.LBFGS(layer.parameters())
-    optimizer.register_step_pre_hook(clip_and_decay(layer))
+    optimizer = hooked(layer, torch.optim.LBFGS(layer.parameters()))
     with pytest.raises(UserError, match="LBFGS needs a closure"):
         optimizer.step(lambda: layer(torch.ones(1, 5).double()).sum())
 
 
 def test_clip_of_steps_reads_the_multipliers_of_a_shard_that_is_loaded_later():
     layer = layers()[0]
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(clip_and_decay(layer, 10.0, decay=0))
+    optimizer = hooked(layer, torch.optim.Adam(layer.parameters(), lr=0.1), 10.0, decay=0)
     for multipliers, factors in (([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]), ([1.0, 20.0, 100.0], [1.0, 0.5, 0.1])):
         layer.multipliers.copy_(torch.tensor(multipliers))
         before = layer.u.detach().clone()
@@ -255,9 +256,7 @@ def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
     layer, twin = (FactorizedLinear.from_dense(nn.Linear(5, 4), 2) for _ in range(2))
     twin.load_state_dict(layer.state_dict())
     x = torch.randn(6, 5)
-    optimizer, plain = (SGD(each.parameters(), lr=0.1, fused=fused) for each in (layer, twin))
-    optimizer.register_step_pre_hook(clip_and_decay(layer, decay=0.5))
-    plain.register_step_pre_hook(clip_and_decay(twin, decay=0.5))
+    optimizer, plain = (hooked(each, SGD(each.parameters(), lr=0.1, fused=fused), decay=0.5) for each in (layer, twin))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(layer(x).square().sum()).backward()
     scaler.step(optimizer)
@@ -269,8 +268,7 @@ def test_clip_and_decay_with_gradient_scaling_equals_that_without(fused):
 def test_clip_and_decay_computes_nothing_for_a_layer_without_gradients(monkeypatch):
     model, decayed = nn.ModuleList(layers()), []
     monkeypatch.setattr(optim, "decay_gradients", lambda batches, omega, step: decayed.extend(batches) or [])
-    optimizer = SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(clip_and_decay(model))
+    optimizer = hooked(model)
     model[0].requires_grad_(False)  # as a shard that is loaded later does
     for part in model[1].parameters():
         part.grad = torch.zeros_like(part)
@@ -283,9 +281,7 @@ def test_hooks_of_two_optimizers_equal_the_hook_of_one():
     for split in (False, True):
         model = nn.Sequential(layers()[0])
         factors, bias = [model[0].u, model[0].v], [model[0].bias]
-        optimizers = [SGD(parts, lr=0.1) for parts in ((bias, factors) if split else (factors + bias,))]
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(clip_and_decay(model))
+        optimizers = [hooked(model, SGD(parts, lr=0.1)) for parts in ((bias, factors) if split else (factors + bias,))]
         model(torch.ones(1, 5).double()).square().sum().backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -298,8 +294,7 @@ def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
     model.register_parameter("phase", torch.nn.Parameter(torch.ones(2, dtype=torch.cdouble)))
     model[0].u.requires_grad_(False)
     before, phase = model[0].u.clone(), model.phase.detach().clone()
-    optimizer = SGD(model.parameters(), lr=0.1, fused=can_be_fused(model))
-    optimizer.register_step_pre_hook(clip_and_decay(model))
+    optimizer = hooked(model, SGD(model.parameters(), lr=0.1, fused=can_be_fused(model)))
     (model(torch.ones(1, 5).double()).sum() + model.phase.abs().sum()).backward()
     optimizer.step()
     assert torch.equal(model[0].u, before)
@@ -307,12 +302,18 @@ def test_clip_and_decay_with_frozen_and_complex_parameters_skips_them():
 
 
 class Counter(TorchDispatchMode):
-    """Count the operations that are no views."""
+    """Count the operations for which a test is true.
 
-    count = 0
+    Attributes:
+        count: their number so far.
+    """
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts, self.count = counts, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not func.is_view
+        self.count += self.counts(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -320,23 +321,12 @@ def test_operations_of_the_hook_do_not_grow_with_layers_of_one_shape():
     counts = []
     for number in (2, 8):
         model = nn.Sequential(*(FactorizedLinear.from_dense(nn.Linear(4, 4, bias=False), 2) for _ in range(number)))
-        optimizer = SGD(model.parameters(), lr=0.1, fused=True)
-        optimizer.register_step_pre_hook(clip_and_decay(model, decay=0.01))
+        optimizer = hooked(model, SGD(model.parameters(), lr=0.1, fused=True), decay=0.01)
         model(torch.ones(1, 4)).sum().backward()
-        with Counter() as counter:
+        with Counter(lambda func: not func.is_view) as counter:
             optimizer.step()
         counts.append(counter.count)
     assert counts[0] == counts[1] <= 31
-
-
-class Copies(TorchDispatchMode):
-    """Count the copies of tensors in another layout."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.name() in ("aten::clone", "aten::copy_")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("clip", [None, 2.0])
@@ -351,11 +341,10 @@ def test_steps_with_filters_laid_out_equal_those_without_and_copy_nothing(channe
         layer.multipliers.copy_(torch.tensor([1.0, 2.0, 3.0]))
     turned, x = lay_out_filters(deepcopy(plain)), torch.randn(2, channels[0], 5, 5, dtype=torch.float64)
     for model in (plain, turned):
-        optimizer = SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
-        optimizer.register_step_pre_hook(clip_and_decay(model, clip, decay=0.01))
+        optimizer = hooked(model, SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused), clip, decay=0.01)
         for _ in range(3):
             optimizer.zero_grad()
-            with Copies() as copies:
+            with Counter(lambda func: func.name() in ("aten::clone", "aten::copy_")) as copies:
                 model(x).square().mean().backward()
             optimizer.step()
     torch.testing.assert_close(turned.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
@@ -381,8 +370,7 @@ def test_step_after_one_that_raised_is_scaled_from_where_it_began():
     changes = []
     for kind in (RaisesOnce, torch.optim.Adam):
         linear = layers()[0]
-        optimizer = kind(linear.parameters(), lr=0.01)
-        optimizer.register_step_pre_hook(clip_and_decay(linear, 10.0, 0.0))
+        optimizer = hooked(linear, kind(linear.parameters(), lr=0.01), 10.0, 0.0)
         (linear.u.sum() + linear.v.sum()).backward()
         if kind is RaisesOnce:
             with pytest.raises(RuntimeError, match="no step"):

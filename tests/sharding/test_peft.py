@@ -71,20 +71,6 @@ def mobilebert():
     return transformers.MobileBertForMaskedLM(config), {"input_ids": IDS}
 
 
-def wavlm():
-    config = transformers.WavLMConfig(
-        **SIZES | {"vocab_size": 32},
-        intermediate_size=64,
-        conv_dim=(16, 16),
-        conv_stride=(5, 2),
-        conv_kernel=(10, 3),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-    )
-    return transformers.WavLMForCTC(config), {"input_values": torch.randn(2, 800)}
-
-
 def whisper():
     config = transformers.WhisperConfig(
         vocab_size=99,
@@ -114,7 +100,6 @@ def whisper():
         (deepseek, True, r"PEFT would leave 6 layers of this DeepseekV3ForCausalLM as they are: model\.layers\.0\.mlp"),
         (mamba, True, "PEFT cannot load this adapter of a Mamba2ForCausalLM: .*'out_proj' is incompatible"),
         (mobilebert, False, "MobileBertForMaskedLM reads a layer's weight and does not call the layer"),
-        (wavlm, False, "WavLMForCTC reads a layer's weight and does not call the layer"),
         (whisper, False, "WhisperForConditionalGeneration raises AttributeError: 'Conv1d' object has no attribute"),
     ],
 )

@@ -63,6 +63,10 @@ def test_plan_of_any_design_draws_by_the_keyed_generator(design):
         fitted = fit(draw.allocation.inclusion, design)
         expected = [fitted.draw(generator(3, "draw", 2, client, name)) for client in (0, 1)]
         np.testing.assert_array_equal(draw.indices, expected)
+        for client, shard in plan.shards():
+            np.testing.assert_array_equal(shard.terms[name].indices, expected[client])
+            multipliers = 1 / draw.allocation.inclusion[expected[client]]
+            np.testing.assert_allclose(shard.terms[name].multipliers, multipliers, rtol=1e-6)
 
 
 def test_strategy_that_writes_to_the_magnitudes_raises():
@@ -102,16 +106,6 @@ def test_plan_lists_clients_and_nbytes_of_all_shards():
     assert plan.nbytes == sum(len(shard.to_bytes()) for _, shard in plan.shards())
 
 
-def test_shard_multipliers_equal_the_allocation_at_the_drawn_terms():
-    plan = make_plan(make_net(), {0: 0.25, 1: 0.25}, "unbiased")
-    for (_, name), draw in plan.draws.items():
-        for client, shard in plan.shards():
-            terms = shard.terms[name]
-            expected = 1 / draw.allocation.inclusion[terms.indices.numpy()]
-            np.testing.assert_allclose(terms.multipliers.numpy(), expected, rtol=1e-6)
-            assert client in plan.groups[0.25]
-
-
 def test_rescaled_terms_have_the_norm_of_the_weight():
     model = make_net()
     for _, shard in make_plan(model, {0: 0.25}, "prism_scaled").shards():
@@ -120,7 +114,7 @@ def test_rescaled_terms_have_the_norm_of_the_weight():
             assert composed.norm().item() == pytest.approx(model.get_submodule(name).weight.norm().item(), rel=1e-4)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(order=st.permutations(["a", "b", "c", 7]), round=st.integers(0, 1000))
 def test_plan_with_clients_in_another_order_draws_the_same(order, round):
     budgets = {"a": 0.25, "b": 0.25, "c": 0.5, 7: 0.25}
@@ -136,26 +130,6 @@ def test_unbiased_plan_with_other_clients_draws_the_same():
     model = make_net()
     plan = make_plan(model, {"a": 0.25, "b": 0.25, "c": 0.5}, "unbiased")
     assert plan.shard("a").to_bytes() == make_plan(model, {"a": 0.25}, "unbiased").shard("a").to_bytes()
-
-
-def test_plan_draws_differ_between_seeds_rounds_clients_and_layers():
-    """A layer of 64 equal terms: the chance that two draws of 32 agree is 1 in 10¹⁸."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
-    with torch.no_grad():
-        for layer in model:
-            layer.weight.copy_(torch.eye(64))
-    planner, other = ShardPlanner("unbiased", seed=0), ShardPlanner("unbiased", seed=1)
-    draws = [
-        tuple(plan.shard(client).terms[name].indices.tolist())
-        for plan in (
-            planner.plan(model, {0: 0.5, 1: 0.5}, 0),
-            planner.plan(model, {0: 0.5}, 1),
-            other.plan(model, {0: 0.5}),
-        )
-        for client in plan
-        for name in ("1", "2")
-    ]
-    assert len(set(draws)) == len(draws) == 8
 
 
 def test_plan_without_sharded_layers_warns():

@@ -29,9 +29,14 @@ ATTACKS = {  # values of the parts of an update in the place of what was sent
 }
 
 
-def make_server(strategy="top_n", noise=1.0, bound=1.0, compression="float32", seed=7, **options):
-    options = {"keep_ratios": POPULATION, "per_round": 4.0} | options
-    privacy = Gaussian(clipping_norm=bound, noise_multiplier=noise, seed=seed, **options)
+def gaussian(**options):
+    """The privacy of the population; others of its arguments by options."""
+    usual = {"clipping_norm": 1.0, "noise_multiplier": 1.0, "keep_ratios": POPULATION, "per_round": 4.0, "seed": 7}
+    return Gaussian(**usual | options)
+
+
+def make_server(strategy="top_n", noise=1.0, bound=1.0, compression="float32", **options):
+    privacy = gaussian(clipping_norm=bound, noise_multiplier=noise, **options)
     return Server(make_net(), ShardPlanner(strategy, compression=compression), privacy=privacy)
 
 
@@ -166,7 +171,7 @@ def through_the_wire(update):
 def test_a_round_gives_the_same_bits_after_the_wire_in_any_order_and_layout(compression):
     torch.manual_seed(0)
     net, clients = nn.Sequential(*(nn.Linear(40, 40) for _ in range(6))), dict.fromkeys(range(8), 0.2)
-    privacy = Gaussian(clipping_norm=0.01, noise_multiplier=1.0, keep_ratios=clients, per_round=4, seed=5)
+    privacy = gaussian(clipping_norm=0.01, keep_ratios=clients)
     server = Server(net, ShardPlanner("top_n", compression=compression), privacy=privacy)
     plan = server.plan(clients, 0)
     updates = {client: through_the_wire(perturbed(shard, client)) for client, shard in plan.shards()}
@@ -205,8 +210,7 @@ def test_clients_that_fail_count_as_zero_and_the_rest_alike():
 
 
 def test_an_update_in_float64_is_left_as_it_is():
-    privacy = Gaussian(clipping_norm=1.0, noise_multiplier=1.0, keep_ratios=POPULATION, per_round=4.0)
-    server = Server(make_net().double(), ShardPlanner("top_n"), privacy=privacy)
+    server = Server(make_net().double(), ShardPlanner("top_n"), privacy=gaussian())
     updates, copies = [], []
 
     def train(client, shard):
@@ -222,7 +226,7 @@ def test_an_update_in_float64_is_left_as_it_is():
 def test_buffers_are_neither_released_nor_part_of_the_norm():
     model = make_net()
     model.register_buffer("mask", torch.ones(3))
-    server = Server(model, ShardPlanner("top_n"), privacy=make_server().privacy)
+    server = Server(model, ShardPlanner("top_n"), privacy=gaussian())
     server.round(0, {3: 0.25}, lambda _, shard: perturbed(shard, 1))
     assert torch.equal(server.model.mask, torch.ones(3))
 
@@ -232,8 +236,7 @@ def test_what_is_frozen_stays_and_factors_get_noise():
     model[2].weight.requires_grad_(False)
     small = factorize(model, 0.5, residual_format="int8")
     before = {name: part.clone() for name, part in small.state_dict().items()}
-    privacy = Gaussian(clipping_norm=1.0, noise_multiplier=1.0, keep_ratios=dict.fromkeys(range(9), 0.5), per_round=3)
-    server = Server(small, ShardPlanner("top_n"), privacy=privacy)
+    server = Server(small, ShardPlanner("top_n"), privacy=gaussian(keep_ratios=dict.fromkeys(range(9), 0.5)))
     server.round(0, {3: 0.5}, lambda _, shard: unchanged(shard))
     moved = {name for name, part in small.state_dict().items() if not torch.equal(part, before[name])}
     assert moved == {"0.weight", "3.weight", "1.u", "1.v", *(f"{layer}.bias" for layer in range(4))}
@@ -254,18 +257,17 @@ def test_a_model_trains_under_privacy_with_as_many_clients_as_that_needs():
     assert privacy.epsilon(8, 1e-5) < 1.5
 
 
-@pytest.mark.parametrize("rounds", [1, 7])
-def test_epsilon_is_that_of_the_library_on_the_same_events(rounds):
+def test_epsilon_is_that_of_the_library_on_the_same_events():
     import dp_accounting  # which takes most of a second
     from dp_accounting.rdp import RdpAccountant
 
     relations = dp_accounting.NeighboringRelation
     poisson = RdpAccountant(neighboring_relation=relations.ADD_OR_REMOVE_ONE)
-    poisson.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.1)), rounds)
-    assert epsilon(1.1, 100, 4.0, rounds, 1e-5) == poisson.get_epsilon(1e-5)
+    poisson.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.1)), 7)
+    assert epsilon(1.1, 100, 4.0, 7, 1e-5) == poisson.get_epsilon(1e-5)
     fixed = RdpAccountant(neighboring_relation=relations.REPLACE_ONE)  # 2C apart, so z counts half
-    fixed.compose(dp_accounting.SampledWithoutReplacementDpEvent(100, 4, dp_accounting.GaussianDpEvent(0.55)), rounds)
-    assert epsilon(1.1, 100, 4, rounds, 1e-5, "fixed") == fixed.get_epsilon(1e-5)
+    fixed.compose(dp_accounting.SampledWithoutReplacementDpEvent(100, 4, dp_accounting.GaussianDpEvent(0.55)), 7)
+    assert epsilon(1.1, 100, 4, 7, 1e-5, "fixed") == fixed.get_epsilon(1e-5)
 
 
 def test_epsilon_of_every_client_in_every_round_is_that_of_the_gaussian_mechanism():
@@ -381,19 +383,17 @@ def test_round_that_is_no_whole_number_is_refused(round):
 def advantage(noise: float, trials: int = 400) -> float:
     """How much more often the likelihood ratio calls a client present where it was than where it was not."""
     server = make_server("top_n", noise, per_round=12.0)
-    plan, calls = plan_of(server, [3]), []
+    plan, calls, names = plan_of(server, [3]), [], [name for name, _ in server.model.named_parameters()]
+    known = server.average(plan)
+    known.add(3, perturbed(plan.shard(3), 5))
+    direction = flat(known.sums).double() * known.unit  # the attacker knows the client's data
     for present in (True, False):
         votes = 0
         for trial in range(trials):
-            privacy = Gaussian(
-                clipping_norm=1.0, noise_multiplier=noise, keep_ratios=POPULATION, per_round=12.0, seed=trial
-            )
-            average = PrivateAverage(plan, privacy, [name for name, _ in server.model.named_parameters()])
+            privacy = gaussian(noise_multiplier=noise, per_round=12.0, seed=trial)
+            average = PrivateAverage(plan, privacy, names)
             if present:
                 average.add(3, perturbed(plan.shard(3), 5))
-            known = PrivateAverage(plan, privacy, [name for name, _ in server.model.named_parameters()])
-            known.add(3, perturbed(plan.shard(3), 5))
-            direction = flat(known.sums).double() * known.unit  # the attacker knows the client's data
             digest = average._digest()
             seen = flat({name: average._noisy(name, digest) for name in list(average.sums)})
             votes += float(seen @ direction) > 0.5  # is p(seen | present) the larger one?
@@ -411,13 +411,10 @@ def test_membership_of_a_client_shows_without_noise_and_stays_within_the_bound_w
     assert measured < bound < 0.6
 
 
-def test_max_share_with_privacy_is_refused():
-    with pytest.raises(UserError, match="all clients count alike"):
-        Server(make_net(), ShardPlanner(), max_share=0.5, privacy=make_server().privacy)
-
-
 def test_what_is_not_private_is_refused():
     server = make_server()
+    with pytest.raises(UserError, match="all clients count alike"):
+        Server(make_net(), ShardPlanner(), max_share=0.5, privacy=server.privacy)
     with pytest.raises(UserError, match="all clients count alike"):
         server.round(0, {3: 0.25}, lambda _, shard: unchanged(shard), {3: 5})
     with pytest.raises(UserError, match="all clients count alike"):
@@ -442,9 +439,8 @@ def test_what_is_not_private_is_refused():
     ],
 )
 def test_numbers_out_of_range_are_refused(wrong, message):
-    right = {"clipping_norm": 1.0, "noise_multiplier": 1.0, "keep_ratios": POPULATION, "per_round": 4.0}
     with pytest.raises(UserError, match=message):
-        Gaussian(**right | wrong)
+        gaussian(**wrong)
 
 
 def test_seeds_are_random_and_not_shown():

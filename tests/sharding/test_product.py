@@ -54,17 +54,13 @@ def test_factors_follow_the_terms_that_moved_and_the_others_stay(seed, blocks, d
     torch.testing.assert_close(moved(a, b, kept, kept.u, kept.v), product(a, b), rtol=0, atol=0)
 
 
-def zero(a, b):
-    a.zero_(), b.zero_()
-
-
 DEGENERATE = {
     "one zero column in A": lambda a, b: a[..., 1].zero_(),
     "the last columns of A are zero": lambda a, b: a[..., 2:].zero_(),
     "one zero column in both": lambda a, b: (a[..., 1].zero_(), b[..., 1].zero_()),
     "B is zero": lambda a, b: b.zero_(),
     "A is zero": lambda a, b: a.zero_(),
-    "both are zero": zero,
+    "both are zero": lambda a, b: (a.zero_(), b.zero_()),
     "equal columns in A": lambda a, b: a[..., 1].copy_(a[..., 0]),
     "equal columns in B": lambda a, b: b[..., 1].copy_(b[..., 0]),
     "a column has died out": lambda a, b: (a[..., 1].mul_(1e-30), b[..., 1].mul_(1e-30)),
@@ -72,24 +68,17 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("spoil", DEGENERATE.values(), ids=DEGENERATE)
-def test_degenerate_factors_keep_their_product_and_move_without_nan(spoil):
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_degenerate_factors_keep_their_product_and_terms_of_magnitude_zero_can_train(kind):
     a, b = factors()
-    spoil(a, b)
+    DEGENERATE[kind](a, b)
     spectrum = decompose_product(a, b)
     torch.testing.assert_close(compose(spectrum.u, spectrum.v), product(a, b), **CLOSE)
     u, v = spectrum.u + torch.randn_like(spectrum.u), spectrum.v + torch.randn_like(spectrum.v)
     assert moved(a, b, spectrum, u, v).isfinite().all()
-
-
-@pytest.mark.parametrize("name", [name for name in DEGENERATE if "both" not in name and "died" not in name])
-def test_terms_of_magnitude_zero_can_train(name):
-    a, b = factors()
-    DEGENERATE[name](a, b)
-    spectrum = decompose_product(a, b)
-    assert torch.maximum(spectrum.u.norm(dim=0), spectrum.v.norm(dim=0)).min() > 0.1  # a step moves the other side
-    u, v = spectrum.u + torch.randn_like(spectrum.u), spectrum.v + torch.randn_like(spectrum.v)
-    torch.testing.assert_close(moved(a, b, spectrum, u, v), compose(u, v), rtol=0, atol=1e-6)
+    if "both" not in kind and "died" not in kind:
+        assert torch.maximum(spectrum.u.norm(dim=0), spectrum.v.norm(dim=0)).min() > 0.1  # a step moves the other side
+        torch.testing.assert_close(moved(a, b, spectrum, u, v), compose(u, v), rtol=0, atol=1e-6)
 
 
 def test_steps_with_momentum_do_not_depend_on_the_factors_basis():

@@ -1,6 +1,7 @@
 """The server's step by torch's optimizers against their recursions, written out."""
 
 from copy import deepcopy
+from math import inf, nan
 
 import pytest
 import torch
@@ -47,6 +48,10 @@ def model_at(value: float) -> nn.Module:
 CHANGES = [0.5, -0.25, 0.0625, 1.0]
 
 
+def average_by_hand(lr: float, beta: float) -> list[float]:
+    return momentum_by_hand(lr, 0.0)
+
+
 def momentum_by_hand(lr: float, beta: float) -> list[float]:
     weight, m, weights = 1.0, 0.0, []
     for change in CHANGES:
@@ -86,6 +91,7 @@ def yogi_by_hand(lr: float, beta: float) -> list[float]:
 
 
 RECURSIONS = [
+    (lambda weights, lr, beta: SGD(weights, lr), average_by_hand),
     (lambda weights, lr, beta: SGD(weights, lr, beta), momentum_by_hand),
     (lambda weights, lr, beta: SGD(weights, lr, beta, nesterov=True), nesterov_by_hand),
     (lambda weights, lr, beta: Adam(weights, lr, (beta, 0.99), eps=1e-3), adam_by_hand),
@@ -94,7 +100,7 @@ RECURSIONS = [
 
 
 @pytest.mark.parametrize(("lr", "beta"), [(1.0, 0.5), (0.3, 0.9)])
-@pytest.mark.parametrize(("make", "by_hand"), RECURSIONS, ids=["momentum", "nesterov", "adam", "yogi"])
+@pytest.mark.parametrize(("make", "by_hand"), RECURSIONS, ids=["average", "momentum", "nesterov", "adam", "yogi"])
 def test_step_with_an_optimizer_follows_its_recursion(make, by_hand, lr, beta):
     model, weights = model_at(1.0), []
     server = Server(model, ShardPlanner("dense"), make(model.parameters(), lr, beta))
@@ -103,12 +109,6 @@ def test_step_with_an_optimizer_follows_its_recursion(make, by_hand, lr, beta):
         weights.append(float(model.weight[0, 0].detach()))
         assert len({float(x) for weight in model.parameters() for x in weight.detach().flatten()}) == 1
     assert weights == pytest.approx(by_hand(lr, beta), rel=1e-12)
-
-
-def test_step_without_an_optimizer_makes_the_average_the_model():
-    server = server_of(model_at(1.0))
-    move(server, 0.5)
-    assert set(server.model.weight.flatten().tolist()) == {1.5}
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -215,24 +215,6 @@ def test_step_that_overflows_raises_an_error(name):
         move(server, 1e25)
 
 
-def test_average_that_overflows_is_rejected_and_changes_nothing():
-    model = model_at(1.0).float()
-    server = server_of(model)
-
-    def train(client, shard):
-        huge = {
-            name: torch.full_like(value, 3e38 if client == "a" else -3e38) for name, value in shard.trained().items()
-        }
-        return shard.returned(huge)
-
-    with torch.no_grad():
-        model.weight.fill_(-3e38)
-    outcome = server.round(0, {"a": 1.0}, train)
-    assert outcome.accepted == []
-    assert "NaN or Inf" in outcome.rejected["a"].message
-    assert set(model.weight.flatten().tolist()) == {torch.tensor(-3e38).item()}
-
-
 def test_find_nonfinite_of_an_imaginary_part_names_it():
     assert find_nonfinite({"good": torch.ones(2) + 1j, "bad": torch.tensor([complex(0, torch.nan)])}) == "bad"
 
@@ -248,13 +230,26 @@ def test_load_state_dict_of_another_optimizer_or_model_raises(name, other):
             servers[0].load_state_dict(state)
 
 
-def test_server_with_an_optimizer_of_another_model_raises():
-    with pytest.raises(UserError, match="another model"):
-        Server(model_at(1.0), ShardPlanner(), SGD(model_at(1.0).parameters(), lr=1.0))
+REFUSED = [
+    ({"optimizer": SGD(nn.Linear(3, 2).parameters(), lr=1.0)}, "has parameters of another model"),
+    (
+        {"averaged": iterate_average(nn.Linear(3, 4))},
+        r"the average is of another model; make it with iterate_average\(model\)",
+    ),
+    *(({"max_share": value}, r"max_share is .*; pass a") for value in (0, -1, 1.5, nan, inf)),
+]
 
 
-def test_server_with_an_optimizer_of_some_weights_names_the_others():
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_server_with_parts_of_another_model_or_a_wrong_share_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Server(model_at(1.0), ShardPlanner("dense"), **options)
+
+
+def test_server_with_an_optimizer_that_cannot_step_all_weights_is_refused():
     model = model_at(1.0)
+    with pytest.raises(UserError, match="LBFGS needs a closure"):
+        Server(model, ShardPlanner("dense"), torch.optim.LBFGS(model.parameters()))
     with pytest.raises(UserError, match="lacks bias"):
         Server(model, ShardPlanner("dense"), SGD([model.weight], lr=1.0))
     model.bias.requires_grad_(False)
@@ -262,11 +257,6 @@ def test_server_with_an_optimizer_of_some_weights_names_the_others():
     model.bias.requires_grad_(True)
     with pytest.raises(UserError, match="lacks bias"):
         move(server)
-
-
-def test_server_with_the_average_of_another_model_raises():
-    with pytest.raises(UserError, match=r"the average is of another model; make it with iterate_average\(model\)"):
-        Server(model_at(1.0), ShardPlanner(), averaged=iterate_average(nn.Linear(3, 4)))
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -296,9 +286,3 @@ def test_yogi_step_of_complex_weights_equals_that_of_their_pairs():
         weight.grad = torch.full_like(part, 0.25 - 0.5j) if part.is_complex() else part.new_tensor([[0.25, -0.5]] * 2)
         FedYogi([weight], lr=0.5).step()
     torch.testing.assert_close(torch.view_as_real(whole), pairs)
-
-
-def test_server_refuses_an_optimizer_that_needs_a_closure():
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2))
-    with pytest.raises(UserError, match="LBFGS needs a closure"):
-        Server(model, ShardPlanner(), torch.optim.LBFGS(model.parameters()))

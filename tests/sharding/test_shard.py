@@ -68,9 +68,8 @@ def test_nbytes_of_any_shard_equals_its_serialized_size(layers, dtype, whole, ke
 def test_load_into_then_read_from_returns_an_equal_copy(keep_ratio):
     shard = make_plan(make_net(), {0: keep_ratio}, "unbiased").shard(0)
     client = factorize(make_net(), keep_ratio)
-    with torch.no_grad():
-        for parameter in client.parameters():
-            parameter.fill_(7.0)
+    for parameter in client.parameters():
+        parameter.data.fill_(7.0)
     shard.load_into(client)
     returned = shard.read_from(client)
     for name, terms in shard.terms.items():
@@ -91,11 +90,17 @@ def test_clip_takes_bytes_only_where_it_is_unusual():
         assert len(shard.returned(shard.trained()).to_bytes()) == usual.returned(usual.trained()).nbytes
 
 
+def file_of(tensors, **words):
+    """A file with these tensors, and with this metadata of a shard."""
+    return safetensors.torch.save(tensors, {"shard": json.dumps({"keep_ratio": 1, "plan": ""} | words)})
+
+
 @pytest.mark.parametrize("clip", [0.5, "ten", True, float("nan")])
-def test_a_shard_with_an_invalid_clip_raises(clip):
-    words = json.dumps({"keep_ratio": 1.0, "plan": "", "clip": clip})
+def test_from_bytes_of_an_invalid_clip_raises(clip):
+    tensors = {"dense/bias": torch.ones(3)}
+    assert Shard.from_bytes(file_of(tensors)).keep_ratio == 1.0
     with pytest.raises(UserError, match="its metadata has"):
-        Shard.from_bytes(safetensors.torch.save({"dense/bias": torch.ones(3)}, {"shard": words}))
+        Shard.from_bytes(file_of(tensors, clip=clip))
 
 
 def test_update_norm_equals_the_norm_of_all_changes():
@@ -173,11 +178,9 @@ def test_round_with_a_module_registered_twice_shards_it_once():
 
 
 def test_round_with_a_single_layer_model_works():
-    model = nn.Linear(8, 6)
+    model, x = nn.Linear(8, 6), torch.randn(2, 8)
     shard, client = round_of(model, skip=())
     assert set(shard.whole) == {"bias"}
-    assert_same(Shard.from_bytes(shard.to_bytes()), shard)
-    x = torch.randn(2, 8)
     torch.testing.assert_close(model(x), client(x), rtol=1e-4, atol=1e-4)
 
 
@@ -202,16 +205,6 @@ def test_frozen_terms_are_sent_but_not_returned_and_frozen_parameters_not_sent()
     assert returned.nbytes == len(returned.to_bytes())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]) == (name in names)
-
-
-def test_update_of_a_fully_frozen_model_is_empty():
-    model = make_net().requires_grad_(False)
-    plan = make_plan(model, {0: 0.5})
-    client = factorize(model, 0.5)
-    plan.shard(0).load_into(client)
-    returned = plan.shard(0).read_from(client)
-    assert (returned.terms, returned.whole) == ({}, {})
-    assert update_norm(plan.shard(0), returned) == 0
 
 
 class Complex(nn.Sequential):
@@ -272,11 +265,8 @@ def test_integer_and_bool_buffers_are_sent_but_not_averaged():
 
 
 def test_from_bytes_of_trainable_integers_raises():
-    data = safetensors.torch.save(
-        {"dense/table": torch.ones(3, dtype=torch.int32)}, {"shard": json.dumps({"keep_ratio": 1.0, "plan": ""})}
-    )
     with pytest.raises(UserError, match=r"unknown entry 'dense/table', torch.int32"):
-        Shard.from_bytes(data)
+        Shard.from_bytes(file_of({"dense/table": torch.ones(3, dtype=torch.int32)}))
 
 
 def test_dense_state_has_all_but_counters_and_extra_state():
@@ -317,18 +307,11 @@ def test_load_into_an_unfit_model_reports_all_and_changes_nothing(build, message
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_keep_ratio_of_one_may_be_an_integer_in_the_metadata():
-    shard = Shard({}, {"bias": torch.ones(2)}, 1.0)
-    data = shard.to_bytes().replace(b'\\"keep_ratio\\": 1.0', b'\\"keep_ratio\\": 1  ')
-    assert data != shard.to_bytes()
-    assert_same(Shard.from_bytes(data), shard)
-
-
 def test_repr_of_plan_and_shard_is_one_line():
     plan = make_plan(make_net(), {0: 0.3, 1: 0.5})
-    start, terms = plan.id[:7], sum(len(part.indices) for part in plan.shard(0).terms.values())
-    kilobytes = f"{plan.shard(0).nbytes / 1000:.0f} kB"
-    assert repr(plan.shard(0)) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {kilobytes}, plan_id='{start}')"
-    size = f"{sum(shard.nbytes for _, shard in plan.shards()) / 1000:.0f} kB"
-    assert repr(plan) == f"Plan(clients=2, layers=3, {size})"
+    shard = plan.shard(0)
+    terms = sum(len(part.indices) for part in shard.terms.values())
+    start, size = plan.id[:7], f"{shard.nbytes / 1000:.0f} kB"
+    assert repr(shard) == f"Shard(keep_ratio=0.3, layers=3, terms={terms}, {size}, plan_id='{start}')"
+    assert repr(plan) == f"Plan(clients=2, layers=3, {plan.nbytes / 1000:.0f} kB)"
     assert repr(Shard({}, {})) == "Shard(keep_ratio=1, layers=0, terms=0, 0 kB, plan_id='')"

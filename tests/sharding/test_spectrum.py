@@ -15,13 +15,16 @@ CPU = torch.device("cpu")
 SHAPES = [(5, 9), (9, 5), (6, 6), (1, 4), (4, 1), (1, 1), (64, 576)]
 
 
-def graded(out, columns, smallest, dtype=torch.float64):
-    """Return a matrix whose singular values fall geometrically from 1 to `smallest`."""
+def falling(smallest, count):
+    """Numbers that fall geometrically from 1 to `smallest`, float64."""
+    return torch.logspace(0, torch.log10(torch.tensor(smallest)).item(), count, dtype=torch.float64)
+
+
+def graded(out, columns, smallest):
+    """Return a matrix whose singular values fall geometrically from 1 to `smallest`; out ≤ columns."""
     left, _ = torch.linalg.qr(torch.randn(out, out, dtype=torch.float64))
     right, _ = torch.linalg.qr(torch.randn(columns, columns, dtype=torch.float64))
-    rank = min(out, columns)
-    values = torch.logspace(0, torch.log10(torch.tensor(smallest)).item(), rank, dtype=torch.float64)
-    return ((left[:, :rank] * values) @ right[:, :rank].mT).to(dtype)
+    return (left * falling(smallest, out)) @ right[:, :out].mT
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -30,12 +33,10 @@ def test_decompose_of_any_shape_equals_the_svd(shape, dtype):
     torch.manual_seed(0)
     matrix = torch.randn(shape, dtype=dtype)
     spectrum = decompose_one(matrix)
-    precision = torch.finfo(dtype).eps
-    expected = torch.linalg.svdvals(matrix.double())
+    precision, expected = torch.finfo(dtype).eps, torch.linalg.svdvals(matrix.double())
     torch.testing.assert_close(spectrum.magnitudes, expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(
-        compose(spectrum.u, spectrum.v), matrix, rtol=0, atol=20 * precision * matrix.norm().item()
-    )
+    made = compose(spectrum.u, spectrum.v)
+    torch.testing.assert_close(made, matrix, rtol=0, atol=20 * precision * matrix.norm().item())
     # u' and v' carry √λ each and are orthogonal among themselves.
     for factor in (spectrum.u, spectrum.v):
         gram = (factor.mT @ factor).double()
@@ -47,7 +48,7 @@ def test_decompose_of_a_steep_spectrum_keeps_small_terms(smallest):
     torch.manual_seed(0)
     matrix = graded(20, 50, smallest)
     spectrum = decompose_one(matrix)
-    expected = torch.logspace(0, torch.log10(torch.tensor(smallest)).item(), 20, dtype=torch.float64)
+    expected = falling(smallest, 20)
     # An SVD's error is absolute, 1e-16 of the largest; squaring would leave 1e-16/smallest².
     torch.testing.assert_close(spectrum.magnitudes, expected, rtol=max(1e-9, 1e-14 / smallest), atol=0)
     unit = spectrum.v / spectrum.magnitudes.sqrt()

@@ -49,6 +49,15 @@ def planned(model, tail_format="float32", ratios=RATIOS):
     return ShardPlanner("top_n", skip=(), also=("*",), tail_format=tail_format).plan(model, ratios)
 
 
+def moved_by(change):
+    """Training that adds this to all values."""
+
+    def train(client, shard):
+        return shard.returned({name: part + change for name, part in shard.trained().items()})
+
+    return train
+
+
 def trained(model, x):
     """Return a model's output, and the gradients of its factors and of its inputs."""
     x = x.clone().requires_grad_(x.is_floating_point())
@@ -102,9 +111,13 @@ def test_tail_in_four_bits_takes_an_eighth_of_exact_terms_and_is_near_them():
     assert 0 < (near - want).norm() < 0.3 * (without - want).norm()
 
 
-@pytest.mark.parametrize("strategy", ["collective", "unbiased", "prism", "top_n_scaled"])
-def test_strategy_that_draws_terms_has_no_tail(strategy):
-    plan = ShardPlanner(strategy, skip=(), tail_format="int4").plan(nn.Sequential(nn.Linear(40, 40)), RATIOS)
+@pytest.mark.parametrize(
+    ("strategy", "ratios"),
+    [*((name, RATIOS) for name in ("collective", "unbiased", "prism", "top_n_scaled")), ("top_n", {1: 0.2, 2: 0.2})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_strategy_that_draws_terms_or_clients_of_one_keep_ratio_have_no_tail(strategy, ratios):
+    plan = ShardPlanner(strategy, skip=(), tail_format="int4").plan(nn.Sequential(nn.Linear(40, 40)), ratios)
     assert not any(shard.tail for _, shard in plan.shards())
 
 
@@ -119,11 +132,6 @@ def test_tails_of_all_keep_ratios_are_parts_of_the_longest(tail):
             frozen = spectrum.indices[len(plan.shard(client).terms[name].indices) :]
             u, v = (stacked_terms(side, spectrum.blocks) for side in spectrum.cut(frozen))
             assert torch.equal(plan.shard(client).tail[name], quantize_terms(u, v, tail))
-
-
-def test_clients_of_one_keep_ratio_have_no_tail():
-    plan = planned(nn.Sequential(nn.Linear(40, 40)), ratios={1: 0.2, 2: 0.2})
-    assert not any(shard.tail for _, shard in plan.shards())
 
 
 def test_clients_train_on_top_of_the_tail_and_return_their_terms_alone():
@@ -184,31 +192,12 @@ def test_plan_without_clients_has_no_tails():
     assert (len(plan), plan.tails) == (0, {})
 
 
-def test_terms_of_one_strong_client_move_by_its_share():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 40, bias=False)).double()
-    server = Server(model, ShardPlanner("top_n", skip=()))
-    plan = server.plan({**{f"phone {number}": 0.25 for number in range(4)}, "laptop": 0.5}, 0)
-    average, before = server.average_as_reported(plan), plan.spectra["0"]
-    for client, shard in plan.shards():
-        average.add(client, shard.returned({name: part + 1 for name, part in shard.trained().items()}), 1.0)
-    change = torch.tensor([1.0] * 5 + [0.2] * 5, dtype=torch.float64)  # a fifth of the weight trains the last terms
-    moved = (before.u + change) @ (before.v + change).mT
-    expected = model[0].weight.detach() + moved - before.u @ before.v.mT
-    server.step(average)
-    torch.testing.assert_close(model[0].weight.detach(), expected, rtol=0, atol=1e-12)
-
-
 def test_round_with_a_frozen_layer_and_uneven_clients_leaves_it_as_it_is():
     model = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 20))
     model[2].weight.requires_grad_(False)
     frozen = model[2].weight.clone()
     server = Server(model, ShardPlanner("top_n", skip=()))
-
-    def train(client, shard):
-        return shard.returned({name: part + 1 for name, part in shard.trained().items()})
-
-    assert server.round(0, {"weak": 0.25, "strong": 0.5}, train).accepted == ["weak", "strong"]
+    assert server.round(0, {"weak": 0.25, "strong": 0.5}, moved_by(1.0)).accepted == ["weak", "strong"]
     assert torch.equal(model[2].weight, frozen)
 
 
@@ -216,11 +205,9 @@ def test_tail_stays_as_it_is_if_no_client_that_trains_it_answers():
     model = nn.Sequential(nn.Linear(20, 40, bias=False))
     server = Server(model, ShardPlanner("top_n", skip=()))
     before = model[0].weight.detach().clone()
-
-    def train(client, shard):
-        return None if client == "strong" else shard.returned(shard.trained())
-
-    assert server.round(0, {"weak": 0.25, "strong": 0.5}, train).accepted == ["weak"]
+    answers = {"weak": moved_by(0.0), "strong": lambda client, shard: None}
+    outcome = server.round(0, {"weak": 0.25, "strong": 0.5}, lambda client, shard: answers[client](client, shard))
+    assert outcome.accepted == ["weak"]
     torch.testing.assert_close(model[0].weight.detach(), before, rtol=0, atol=1e-6)
 
 

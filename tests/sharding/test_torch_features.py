@@ -84,12 +84,6 @@ def test_replacement_of_a_compiled_layer_is_not_compiled():
     assert torch.equal(small(x), small[0].forward(x))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_trace_of_a_factorized_model_is_equal():
-    model, x = factorize(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), 0.25), torch.randn(2, 8)
-    torch.testing.assert_close(torch.jit.trace(model, x)(x), model(x))
-
-
 def test_torch_export_with_a_dynamic_batch_is_equal(case):
     model, inputs = case
     batch = torch.export.Dim("batch", min=2, max=64)

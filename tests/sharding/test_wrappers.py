@@ -137,16 +137,16 @@ INNER = {
 }
 
 
+def wrap(model, wrapper):
+    """Wrap the block in a model, and the last layer in the block."""
+    model[1][2] = wrapper(model[1][2])
+    model[1] = wrapper(model[1])
+    return model
+
+
 @pytest.fixture(params=INNER)
 def wrap_parts(request, group):
-    """Wrap the block in a model, and the layers in the block."""
-
-    def wrap(model):
-        model[1][2] = INNER[request.param](model[1][2])
-        model[1] = INNER[request.param](model[1])
-        return model
-
-    return wrap
+    return lambda model: wrap(model, INNER[request.param])
 
 
 def test_names_in_a_model_with_wrapped_parts_have_no_wrapper_prefix(wrap_parts):

@@ -95,7 +95,6 @@ MODELS = [
     ),
     (lambda: FactorizedLinear.from_dense(nn.Conv2d(4, 4, 1), 1), r"from an nn\.Linear, not a Conv2d"),
     (lambda: FactorizedConv.from_dense(nn.Linear(4, 4), 1), r"from an nn\.Conv1d or Conv2d or Conv3d, not a Linear"),
-    (lambda: shardable_layers(make_net(), 3), "skip is of type int; str or"),
     (lambda: shardable_layers(make_net(), ["0", None]), "None is not a pattern"),
     (lambda: shardable_layers(make_net(), nn.Conv3d), "matches no layer"),
     (lambda: shardable_layers(make_net(), [""]), "skip pattern '' matches no layer"),
@@ -114,7 +113,10 @@ MODELS = [
         (lambda b=budget: plan(b), f"client 'phone': keep ratio {safe_repr(budget)} is")
         for budget in (0, -1, NAN, INF, 1.1, "0.5", None)
     ),
-    (lambda: ShardPlanner().plan(make_net(), [0.5]), "keep_ratios is of type list; Mapping"),
+    *(
+        (lambda f=f: factorize(make_net(), 0.5, residual_format=f), f"residual_format is {f!r}; it is one of int4, ")
+        for f in ("int3", 4, True)
+    ),
     (
         lambda: client_model(with_lock(), plan(0.5).shard("phone")),
         "this Sequential cannot be copied: cannot pickle '_thread.lock'",
@@ -157,7 +159,6 @@ INCLUSION = [
     (lambda: fit([0.5, 0.500002]), "sums to 1.000002"),
     (lambda: fit([0.0, 0.0]), "sums to 0"),
     (lambda: fit([]), "non-empty"),
-    (lambda: draw_terms(HALVES, rng=42), "rng is of type int; Generator"),
     (lambda: draw_terms(HALVES, "brewr", rng=RNG), "did you mean 'brewer'"),
     (lambda: draw_terms(HALVES, rng=RNG, size=0), "size is 0"),
 ]

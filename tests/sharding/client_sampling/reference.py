@@ -1,14 +1,10 @@
-"""Slow, literal transcriptions of the client-sampling papers' formulas, and their problems for a convex solver.
+"""Slow, literal transcriptions of the client-sampling papers' formulas.
 
 Sources: Chen, Horváth & Richtárik, TMLR 2022 (arXiv 2010.13723); Zhang et al. 2024; Luo et al. 2024 (arXiv 2404.13804);
 Dabaja & El-Azouzi.
 """
 
-import warnings
-
 import numpy as np
-
-TIGHT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
 
 
 def ocs(norms, m):
@@ -50,36 +46,6 @@ def mmfl(norms, m):
     """Zhang et al.: with M_i = Σ_s a_is ascending, l the largest with 0 < m + l − N ≤ Σ_{i≤l} M_i / M_l."""
     a = np.asarray(norms, dtype=float)
     return ocs(a.sum(axis=1), m)[:, None] * a / a.sum(axis=1, keepdims=True)
-
-
-def solve(problem):
-    """Solve as tightly as the solver can; the tests judge how tightly that was."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Solution may be inaccurate")
-        problem.solve("CLARABEL", **TIGHT)
-
-
-def solve_inclusion(a, m, costs):
-    """Minimize Σ a²/p, Σ c·p = m, 0 ≤ p ≤ 1, by a convex solver; made exactly feasible."""
-    import cvxpy as cp  # which takes a second
-
-    p = cp.Variable(len(a))
-    goal = cp.Minimize(cp.sum(cp.multiply(a**2, cp.inv_pos(p))))
-    solve(cp.Problem(goal, [costs @ p <= m, p <= 1]))
-    value = np.clip(p.value, 0, 1)
-    return value * min(1.0, m / (costs @ value))
-
-
-def solve_mmfl(a, m):
-    """Minimize Σ a²/p, Σ p = m, Σ_s p_is ≤ 1, by a convex solver; made exactly feasible."""
-    import cvxpy as cp
-
-    p = cp.Variable(a.shape)
-    goal = cp.Minimize(cp.sum(cp.multiply(a**2, cp.inv_pos(p))))
-    solve(cp.Problem(goal, [cp.sum(p) <= m, cp.sum(p, axis=1) <= 1]))
-    value = np.maximum(p.value, 0)
-    value /= np.maximum(value.sum(axis=1, keepdims=True), 1.0)
-    return value * min(1.0, m / value.sum())
 
 
 def wireless_objective(q, a, c, ratio, cohort_size):

@@ -35,20 +35,17 @@ def test_round_time_of_one_or_equal_clients_is_exact():
     assert round_time([], [], 1.0) == 0.0
 
 
-def test_profiles_costs_and_round_time_equal_their_formulas():
-    profiles = Profiles.draw(3, 2.0, np.random.default_rng(0))
+@pytest.mark.parametrize(
+    "profiles",
+    [Profiles.draw(3, 2.0, np.random.default_rng(0)), Profiles([1, 2, 3], [1, 1, 4], 2)],
+    ids=["drawn", "lists"],
+)
+def test_profiles_costs_and_round_time_equal_their_formulas(profiles):
+    compute, communicate = profiles.compute[[0, 2]], profiles.communicate[[0, 2]]
     np.testing.assert_allclose(profiles.costs(4), 4 * profiles.communicate / 2.0 + profiles.compute)
-    assert profiles.round_time([0, 2]) == round_time(profiles.compute[[0, 2]], profiles.communicate[[0, 2]], 2.0)
-    assert profiles.round_time([0, 2], [2]) == pytest.approx(
-        profiles.compute[[0, 2]].max() + profiles.communicate[2] / 2.0
-    )
-    assert profiles.round_time([0, 2], []) == profiles.compute[[0, 2]].max()
-
-
-def test_profiles_of_lists_have_vectors():
-    profiles = Profiles([1, 2, 3], [1, 1, 4], 2)
-    assert profiles.round_time([0, 2]) == round_time([1, 3], [1, 4], 2)
-    np.testing.assert_array_equal(profiles.costs(2), [2.0, 3.0, 7.0])
+    assert profiles.round_time([0, 2]) == round_time(compute, communicate, 2.0)
+    assert profiles.round_time([0, 2], [2]) == pytest.approx(compute.max() + communicate[1] / 2.0)
+    assert profiles.round_time([0, 2], []) == compute.max()
 
 
 def test_profiles_draw_has_exponential_and_uniform_moments():

@@ -82,13 +82,6 @@ def test_select_with_an_invalid_norm_rejects_the_client_and_draws_evenly(name, n
     assert "clients [1]: no norm in round 0" in caplog.text
 
 
-def test_select_with_zero_norms_draws_clients_evenly():
-    participation = [
-        make("aocs", budget=2.5).select(t, list(range(5)), dict.fromkeys(range(5), 0.0)) for t in range(40)
-    ]
-    assert {w / SIZES[c] for h in participation for c, w in h.weights.items()} == {2.0}
-
-
 @pytest.mark.parametrize("q", [np.full(3, 1 / 3), np.array([0.5, 0.2, 0.3])])
 def test_with_replacement_participation_is_unbiased(q):
     updates, sizes, mean = np.array([1.0, -2.0, 5.0]), np.array([1.0, 2.0, 4.0]), 0.0

@@ -98,6 +98,15 @@ def configs(first=1000):
     return {first - client: {"partition-id": client, "keep-ratio": ratio} for client, ratio in RATIOS.items()}
 
 
+def grid_of(train, nodes=None, kind=StubGrid, **options):
+    """A grid of these nodes, or of the three, that train with one function; others of a client's app by options."""
+    return kind(make_app(structure_of(), train, **options), configs() if nodes is None else nodes)
+
+
+def train_nothing(model, config, context):
+    return {"num-examples": 1}
+
+
 def server_of(planner="collective", **kwargs):
     torch.manual_seed(0)
     model = make_model()
@@ -105,9 +114,47 @@ def server_of(planner="collective", **kwargs):
 
 
 def run(server, grid=None, rounds=2, keep_ratio=None, **kwargs):
-    grid = grid or StubGrid(make_app(structure_of(), train, evaluate), configs())
+    grid = grid or grid_of(train, evaluate=evaluate)
     strategy = SpectralSharding(server, keep_ratio, **{"fraction_evaluate": 0.0, **kwargs})
     return strategy, strategy.start(grid, num_rounds=rounds, timeout=0.0), grid
+
+
+def here(server, fit=fit):
+    """A client's training for `Server.round`, without messages."""
+
+    def train(client, shard):
+        model = client_model(structure_of(), shard, frozen=server.frozen if len(server.frozen) else None)
+        fit(model, client)
+        return shard.read_from(model)
+
+    return train
+
+
+def assert_equal(one, other):
+    """Two states have the same bits."""
+    torch.testing.assert_close(dict(one), dict(other), rtol=0, atol=0)
+
+
+def trained(grid):
+    """The nodes that were sent a shard to train, in this order."""
+    return [node for node, kind, _ in grid.pushed if kind == "train"]
+
+
+def given_frozen(grid):
+    """The nodes and kinds of the messages with the frozen part."""
+    return [(node, kind) for node, kind, content in grid.pushed if FROZEN in content]
+
+
+def kinds(failures):
+    return {client: failure.kind for client, failure in failures.items()}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of the nodes' reports, in the first entry."""
+    now = [0.0]
+    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: now[0])
+    return now
 
 
 def test_import_without_flower_names_the_extra(monkeypatch):
@@ -117,23 +164,25 @@ def test_import_without_flower_names_the_extra(monkeypatch):
         importlib.import_module("sharding.flower")
 
 
-@pytest.mark.parametrize("compression", ["float32", "int8"])
-@pytest.mark.parametrize("max_share", [1.0, 0.4], ids=["plain", "capped"])
-def test_strategy_with_adamw_on_nodes_equals_server_round(compression, max_share):
-    ours, theirs = server_of(max_share=max_share), server_of(max_share=max_share)
+@pytest.mark.parametrize(
+    ("make_server", "compression", "first"),
+    [
+        (lambda: server_of(), "float32", 1000),
+        (lambda: server_of(), "int8", 77),
+        (lambda: server_of(max_share=0.4), "float32", 1000),
+        (lambda: server_of(max_share=0.4), "int8", 1000),
+        (lambda: frozen_server(), "float32", 1000),
+    ],
+    ids=["plain", "int8 on other numbers", "capped", "capped int8", "residual"],
+)
+def test_strategy_with_adamw_on_nodes_equals_server_round(make_server, compression, first):
+    ours, theirs = make_server(), make_server()
     ours.planner.compression = theirs.planner.compression = compression
-    _, result, _ = run(ours, rounds=3)
-
-    def train_here(client, shard):
-        model = client_model(structure_of(), shard)
-        fit(model, client)
-        return shard.read_from(model)
-
+    _, result, _ = run(ours, grid_of(train, configs(first)), rounds=3)
     for number in range(3):
-        theirs.round(number, RATIOS, train_here, SIZES)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
-    assert all(torch.equal(value, state[name]) for name, value in result.arrays.to_torch_state_dict().items())
+        theirs.round(number, RATIOS, here(theirs), SIZES)
+    assert_equal(ours.model.state_dict(), theirs.model.state_dict())
+    assert_equal(result.arrays.to_torch_state_dict(), theirs.model.state_dict())
 
 
 @pytest.mark.parametrize(("strategy", "clips"), [("prism_wallenius", False), ("prism_wallenius_clip", True)])
@@ -142,7 +191,7 @@ def test_nodes_clip_as_the_strategy_does(strategy, clips):
     ours.planner.clip = theirs.planner.clip = 1.5 if clips else ours.planner.clip
     given = []
 
-    def hooked(model, clip, client):
+    def hooked(model, client, clip=1.5 if clips else None):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer.register_step_pre_hook(clip_and_decay(model, clip, 0))
         inputs, targets = data_of(client)
@@ -152,18 +201,12 @@ def test_nodes_clip_as_the_strategy_does(strategy, clips):
 
     def train_there(model, config, context):
         given.append(config["clip"])
-        return hooked(model, config["clip"], context.node_config["partition-id"])
+        return hooked(model, context.node_config["partition-id"], config["clip"])
 
-    def train_here(client, shard):
-        model = client_model(structure_of(), shard)
-        hooked(model, 1.5 if clips else None, client)
-        return shard.read_from(model)
-
-    run(ours, StubGrid(make_app(structure_of(), train_there), configs()), rounds=1)
-    theirs.round(0, RATIOS, train_here, SIZES)
+    run(ours, grid_of(train_there), rounds=1)
+    theirs.round(0, RATIOS, here(theirs, hooked), SIZES)
     assert given == [1.5 if clips else inf] * len(RATIOS)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+    assert_equal(ours.model.state_dict(), theirs.model.state_dict())
 
 
 @pytest.mark.parametrize("averages", [False, True])
@@ -174,15 +217,6 @@ def test_strategy_shards_the_layers_that_the_server_chose_once(averages, monkeyp
         monkeypatch.setattr(ShardPlanner, method, None)
     _, result, _ = run(server, fraction_evaluate=1.0)
     assert result.evaluate_metrics_clientapp.keys() == {1, 2}
-
-
-def test_nodes_with_other_numbers_give_the_same_bits():
-    states = []
-    for first in (1000, 77):
-        server = server_of()
-        run(server, StubGrid(make_app(structure_of(), train), configs(first)))
-        states.append(server.model.state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_keep_ratio_as_a_function_asks_no_node():
@@ -197,12 +231,8 @@ def test_keep_ratio_as_a_function_asks_no_node():
     assert {kind for _, kind, _ in grid.pushed} == {"train"}
 
 
-@pytest.mark.parametrize("count", [3, 12])
-def test_server_keeps_one_message_at_a_time(count):
-    grid = StubGrid(
-        make_app(structure_of(), lambda model, config, context: {"num-examples": 1}),
-        {node: {} for node in range(1, count + 1)},
-    )
+def test_server_keeps_one_message_at_a_time():
+    grid = grid_of(train_nothing, {node: {} for node in range(1, 13)})
     run(server_of(), grid, rounds=1, keep_ratio=0.5)
     assert grid.most <= 3  # the content at hand, the one before it, and what a node has received
 
@@ -235,8 +265,7 @@ def failing(kind):
 )
 def test_failed_node_is_left_out_with_its_reason(caplog, kind, reason, of_kind):
     caplog.set_level("WARNING", "flwr.sharding")
-    server, missing = server_of(), server_of()
-    grid = StubGrid(make_app(structure_of(), failing(kind)), configs())
+    server, missing, grid = server_of(), server_of(), grid_of(failing(kind))
     if kind == "is silent":
         grid.bend[999] = lambda reply: [reply] if "node" in reply.content else []
     strategy, result, _ = run(server, grid, rounds=1)
@@ -244,16 +273,9 @@ def test_failed_node_is_left_out_with_its_reason(caplog, kind, reason, of_kind):
     assert reason in str(strategy.failures[1][1])
     assert f"client 1 is left out of round 1: {strategy.failures[1][1]}" in caplog.text
     assert "train_loss" in result.train_metrics_clientapp[1]
-    plan = missing.plan(RATIOS, 0)
-    average = missing.average(plan, SIZES)
-    for client, shard in plan.shards():
-        model = client_model(structure_of(), shard)
-        fit(model, client)
-        average.add(client, None if client == 1 else shard.read_from(model))
-    missing.step(average)
-    assert all(
-        torch.equal(value, missing.model.state_dict()[name]) for name, value in server.model.state_dict().items()
-    )
+    fit_here = here(missing)
+    missing.round(0, RATIOS, lambda client, shard: None if client == 1 else fit_here(client, shard), SIZES)
+    assert_equal(server.model.state_dict(), missing.model.state_dict())
 
 
 def test_error_of_a_nodes_torch_has_the_remedy():
@@ -274,11 +296,10 @@ def test_reply_that_flower_cannot_read_is_of_one_node_only(caplog, unreadable):
                     raise AttributeError("'list' object has no attribute 'items'")
                 yield reply
 
-    strategy, _, grid = run(server_of(), Hostile(make_app(structure_of(), train), configs()), rounds=1)
+    strategy, _, grid = run(server_of(), grid_of(train, kind=Hostile), rounds=1)
     assert "Flower cannot read its reply (AttributeError: 'list' object" in caplog.text
-    failures = {client: failure.kind for client, failure in strategy.failures.get(1, {}).items()}
-    assert failures == ({1: Kind.MALFORMED} if unreadable == "train" else {})
-    assert [node for node, kind, _ in grid.pushed if kind == "train"].count(999) == (unreadable == "train")
+    assert kinds(strategy.failures.get(1, {})) == ({1: Kind.MALFORMED} if unreadable == "train" else {})
+    assert (999 in trained(grid)) == (unreadable == "train")
 
 
 def test_superlink_that_cannot_be_reached_ends_the_run():
@@ -287,19 +308,19 @@ def test_superlink_that_cannot_be_reached_ends_the_run():
             raise httpx.ConnectError("connection refused")
 
     with pytest.raises(httpx.ConnectError):
-        run(server_of(), Unreachable(make_app(structure_of(), train), configs()), keep_ratio=0.5)
+        run(server_of(), grid_of(train, kind=Unreachable), keep_ratio=0.5)
 
 
 def test_reply_of_another_node_is_ignored(caplog):
-    class Impostor(StubGrid):
-        def pull_messages(self, numbers):
-            for reply in super().pull_messages(numbers):
-                if reply.metadata.message_type == "train" and reply.metadata.src_node_id == 999:
-                    reply.metadata.__dict__["_src_node_id"] = 1000
-                yield reply
+    def signed_by_another(reply):
+        if reply.metadata.message_type == "train":
+            reply.metadata.__dict__["_src_node_id"] = 1000
+        return [reply]
 
-    strategy, _, _ = run(server_of(), Impostor(make_app(structure_of(), train), configs()), rounds=1)
-    assert {client: failure.kind for client, failure in strategy.failures[1].items()} == {1: Kind.LATE}
+    grid = grid_of(train)
+    grid.bend[999] = signed_by_another
+    strategy, _, _ = run(server_of(), grid, rounds=1)
+    assert kinds(strategy.failures[1]) == {1: Kind.LATE}
     assert "ignored an unrequested reply from node 1000" in caplog.text
 
 
@@ -315,18 +336,16 @@ def test_replies_count_even_if_sending_takes_longer_than_the_timeout():
         def pull_messages(self, numbers):
             return super().pull_messages(number for number in numbers if expiry[number] > 10 * len(expiry))
 
-    grid = Slow(make_app(structure_of(), train), configs())
-    strategy, _, _ = run(server_of(), grid, rounds=1, keep_ratio=0.5)
+    strategy, _, _ = run(server_of(), grid_of(train, kind=Slow), rounds=1, keep_ratio=0.5)
     assert strategy.failures == {}
 
 
 def test_round_without_updates_keeps_the_model():
     server = server_of()
     before = copy.deepcopy(server.model.state_dict())
-    grid = StubGrid(make_app(structure_of(), lambda model, config, context: {}), configs())
-    _, result, _ = run(server, grid)
+    _, result, _ = run(server, grid_of(lambda model, config, context: {}))
     assert result.train_metrics_clientapp == {}
-    assert all(torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
+    assert_equal(server.model.state_dict(), before)
 
 
 def test_second_node_of_a_partition_waits_for_the_first_to_leave(caplog):
@@ -337,24 +356,20 @@ def test_second_node_of_a_partition_waits_for_the_first_to_leave(caplog):
             grid.settings.pop(999, None)
         return train(model, config, context)
 
-    grid = StubGrid(make_app(structure_of(), leave), nodes)
+    grid = grid_of(leave, nodes)
     strategy, _, _ = run(server_of(), grid, rounds=3)
     assert "node 2000 waits: its partition-id is 1, as that of node 999" in caplog.text
     assert strategy.failures == {}
-    trained = [node for node, kind, _ in grid.pushed if kind == "train"]
-    assert trained == [1000, 999, 998, 1000, 999, 998, 1000, 2000, 998]
+    assert trained(grid) == [1000, 999, 998, 1000, 999, 998, 1000, 2000, 998]
 
 
 def test_node_without_keep_ratio_is_left_out(caplog):
-    nodes = configs() | {2000: {"partition-id": 3}}
-    run(server_of(), StubGrid(make_app(structure_of(), train), nodes))
+    run(server_of(), grid_of(train, configs() | {2000: {"partition-id": 3}}))
     assert "keep-ratio is None in --node-config" in caplog.text
 
 
-def test_node_whose_report_fails_is_asked_again_after_a_minute(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
-    grid = StubGrid(make_app(structure_of(), train), configs() | {999: {"partition-id": 1}})
+def test_node_whose_report_fails_is_asked_again_after_a_minute(clock):
+    grid = grid_of(train, configs() | {999: {"partition-id": 1}})
     nodes = Nodes(grid)
     assert sorted(nodes.connected()) == [0, 2]
     grid.settings[999] = configs()[999]
@@ -362,10 +377,8 @@ def test_node_whose_report_fails_is_asked_again_after_a_minute(monkeypatch):
         assert sorted(nodes.connected()) == clients
 
 
-def test_node_whose_report_is_lost_is_asked_again_but_no_round_waits_twice(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
-    grid = StubGrid(make_app(structure_of(), train), configs())
+def test_node_whose_report_is_lost_is_asked_again_but_no_round_waits_twice(clock):
+    grid = grid_of(train)
     nodes = Nodes(grid)
     grid.bend[999] = lambda reply: []
     seen = []
@@ -386,28 +399,10 @@ def frozen_server():
 
 
 def test_residual_is_sent_once_to_each_node():
-    grid = StubGrid(make_app(structure_of(), train, evaluate), configs())
-    strategy, result, _ = run(frozen_server(), grid, rounds=3, fraction_evaluate=1.0)
+    strategy, result, grid = run(frozen_server(), rounds=3, fraction_evaluate=1.0)
     assert strategy.failures == {}
     assert result.evaluate_metrics_clientapp.keys() == {1, 2, 3}
-    assert [(node, kind) for node, kind, content in grid.pushed if FROZEN in content] == [
-        (node, "train") for node in (1000, 999, 998)
-    ]
-
-
-def test_residual_with_adamw_on_nodes_equals_server_round():
-    ours, theirs = frozen_server(), frozen_server()
-    run(ours, rounds=2)
-
-    def train_here(client, shard):
-        model = client_model(structure_of(), shard, frozen=theirs.frozen)
-        fit(model, client)
-        return shard.read_from(model)
-
-    for number in range(2):
-        theirs.round(number, RATIOS, train_here, SIZES)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+    assert given_frozen(grid) == [(node, "train") for node in (1000, 999, 998)]
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
@@ -424,45 +419,48 @@ def test_node_that_lost_its_residual_gets_it_again_in_the_same_round(purpose):
     for forgets in (False, True):
         # What is lost after training in round 1 is missed in its evaluation, and what is lost then in round 2.
         functions = [train, forgetting(evaluate)] if purpose == "train" else [forgetting(train), evaluate]
-        grid = StubGrid(make_app(structure_of(), *(functions if forgets else (train, evaluate))), configs())
+        fit, test = functions if forgets else (train, evaluate)
+        grid = grid_of(fit, evaluate=test)
         server = frozen_server()
         strategy, result, _ = run(server, grid, rounds=2, fraction_evaluate=1.0)
         assert strategy.failures == {}
         states.append((server.model.state_dict(), result.evaluate_metrics_clientapp))
-    assert all(torch.equal(value, states[1][0][name]) for name, value in states[0][0].items())
+    assert_equal(states[0][0], states[1][0])
     assert states[0][1] == states[1][1]
-    sent = [(node, kind) for node, kind, content in grid.pushed if FROZEN in content]
-    assert sent == [(1000, "train"), (999, "train"), (998, "train"), (999, purpose)]
+    assert given_frozen(grid) == [(1000, "train"), (999, "train"), (998, "train"), (999, purpose)]
 
 
-def test_message_that_is_sent_again_has_the_configuration_of_a_subclass():
+def test_subclass_gives_each_node_a_configuration_also_when_it_is_sent_again():
     class Configured(SpectralSharding):
         def configure_train(self, server_round, arrays, config, grid):
-            for message in super().configure_train(server_round, arrays, config, grid):
-                message.content["config"]["lr"] = 0.1 * server_round
+            for number, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
+                message.content["config"]["lr"] = 0.1 * number + server_round
                 yield message
 
     seen = []
 
     def forget(model, config, context):
-        seen.append((context.node_config["partition-id"], config["lr"]))
+        seen.append((context.node_config["partition-id"], dict(config)))
         grid.states.pop(context.node_id)
         return {"num-examples": 1}
 
-    grid = StubGrid(make_app(structure_of(), forget), configs())
-    Configured(frozen_server(), fraction_evaluate=0.0).start(grid, num_rounds=2, timeout=0.0)
-    assert seen == [(client, 0.1 * number) for number in (1, 2) for client in (0, 1, 2)]
+    grid = grid_of(forget)
+    strategy = Configured(frozen_server(), fraction_evaluate=0.0)
+    strategy.start(grid, num_rounds=2, timeout=0.0, train_config=ConfigRecord({"b": 2}))
+    assert seen == [
+        (client, {"b": 2, "server-round": number, "lr": 0.1 * client + number, "clip": 10.0})
+        for number in (1, 2)
+        for client in (0, 1, 2)
+    ]
 
 
 def test_node_that_always_lacks_the_residual_is_left_out():
     def train_or_lack(model, config, context):
         raise UserError("this node lacks the frozen part of the model")
 
-    grid = StubGrid(make_app(structure_of(), train_or_lack), configs())
-    strategy, _, _ = run(frozen_server(), grid, rounds=1)
-    assert strategy.failures[1].keys() == RATIOS.keys()
-    assert {failure.kind for failure in strategy.failures[1].values()} == {Kind.FAILED}
-    assert len([kind for _, kind, _ in grid.pushed if kind == "train"]) == 2 * len(RATIOS)
+    strategy, _, grid = run(frozen_server(), grid_of(train_or_lack), rounds=1)
+    assert kinds(strategy.failures[1]) == dict.fromkeys(RATIOS, Kind.FAILED)
+    assert len(trained(grid)) == 2 * len(RATIOS)
 
 
 @pytest.mark.parametrize("fault", ["fails", "is late"])
@@ -472,12 +470,12 @@ def test_residual_is_sent_once_to_a_node_without_a_valid_reply(fault):
             raise MemoryError("batch too large")
         return train(model, config, context)
 
-    grid = StubGrid(make_app(structure_of(), train_or_fail), configs())
+    grid = grid_of(train_or_fail)
     if fault == "is late":
         grid.bend[999] = lambda reply: []
     strategy, _, _ = run(frozen_server(), grid, rounds=3, keep_ratio=0.5)
     assert [list(failed) for failed in strategy.failures.values()] == [[999]] * 3
-    assert [node for node, _, content in grid.pushed if FROZEN in content] == [998, 999, 1000]
+    assert given_frozen(grid) == [(node, "train") for node in (998, 999, 1000)]
 
 
 def test_residual_that_flower_did_not_accept_is_sent_again():
@@ -490,10 +488,11 @@ def test_residual_that_flower_did_not_accept_is_sent_again():
                 return []
             return super().push_messages(messages)
 
-    grid = Full(make_app(structure_of(), train), configs())
-    strategy, _, _ = run(frozen_server(), grid, keep_ratio=0.5)
-    assert strategy.failures.keys() == {1}
-    assert [node for node, _, content in grid.pushed if FROZEN in content] == [998, 1000, 999]
+    strategy, _, grid = run(frozen_server(), grid_of(train, kind=Full), keep_ratio=0.5)
+    assert {
+        number: {node: str(failure) for node, failure in each.items()} for number, each in strategy.failures.items()
+    } == {1: {999: "Flower did not accept the message to it, see the log"}}
+    assert given_frozen(grid) == [(node, "train") for node in (998, 1000, 999)]
 
 
 def test_spoiled_residual_in_a_nodes_state_is_sent_again():
@@ -502,10 +501,9 @@ def test_spoiled_residual_in_a_nodes_state_is_sent_again():
         context.state[FROZEN] = ConfigRecord({FROZEN: data[:-1] + bytes([data[-1] ^ 1])})
         return train(model, config, context)
 
-    grid = StubGrid(make_app(structure_of(), spoil), configs())
-    strategy, _, _ = run(frozen_server(), grid)
+    strategy, _, grid = run(frozen_server(), grid_of(spoil))
     assert strategy.failures == {}
-    assert [node for node, _, content in grid.pushed if FROZEN in content] == [1000, 999, 998] * 2
+    assert given_frozen(grid) == [(node, "train") for node in (1000, 999, 998)] * 2
 
 
 def test_evaluation_on_nodes_is_the_weighted_mean_of_their_models():
@@ -528,23 +526,19 @@ def test_evaluation_gives_nodes_the_tail_that_they_train_with(strategy, tail, sh
         return {"num-examples": 1, "tails": sum(name.endswith("tail") for name, _ in model.named_buffers())}
 
     nodes = {9: {"partition-id": 0, "keep-ratio": 0.25}, 8: {"partition-id": 1, "keep-ratio": 0.5}}
-    grid = StubGrid(make_app(structure_of(), train, count_tails), nodes)
     server = Server(make_model(), ShardPlanner(strategy, tail_format=tail))
-    _, result, _ = run(server, grid, rounds=1, fraction_evaluate=1.0)
+    _, result, _ = run(server, grid_of(train, nodes, evaluate=count_tails), rounds=1, fraction_evaluate=1.0)
     assert result.evaluate_metrics_clientapp[1]["tails"] == share
 
 
 def test_fraction_train_samples_by_the_planners_seed():
     nodes = {node: {"partition-id": node, "keep-ratio": 0.5} for node in range(1, 11)}
-
-    def trained():
-        app = make_app(structure_of(), lambda model, config, context: {"num-examples": 1})
-        _, _, grid = run(server_of(), StubGrid(app, nodes), rounds=4, fraction_train=0.3)
-        return [node for node, kind, _ in grid.pushed if kind == "train"]
-
-    assert trained() == trained()
-    assert len(trained()) == 12
-    assert len({*trained()}) > 3
+    one, other = (
+        trained(run(server_of(), grid_of(train_nothing, nodes), rounds=4, fraction_train=0.3)[2]) for _ in range(2)
+    )
+    assert one == other
+    assert len(one) == 12
+    assert len({*one}) > 3
 
 
 @pytest.mark.parametrize("averages", [False, True])
@@ -561,10 +555,8 @@ def test_resumed_app_equals_one_that_was_not_stopped(averages):
         strategy = SpectralSharding(server, fraction_train=0.7, fraction_evaluate=0.4, min_evaluate_nodes=1)
         if state is not None:
             strategy.load_state_dict(state)
-        grid = StubGrid(make_app(structure_of(), keep, evaluate), configs())
-        result = strategy.start(
-            grid, num_rounds=rounds, timeout=0.0, evaluate_fn=lambda number, arrays: tested.append(number)
-        )
+        note = lambda number, arrays: tested.append(number)  # noqa: E731
+        result = strategy.start(grid_of(keep, evaluate=evaluate), num_rounds=rounds, timeout=0.0, evaluate_fn=note)
         torch.save(strategy.state_dict(), file := BytesIO())
         file.seek(0)
         return torch.load(file, weights_only=True), result, seen, tested
@@ -580,13 +572,11 @@ def test_resumed_app_equals_one_that_was_not_stopped(averages):
         assert later.evaluate_metrics_clientapp[number] == result.evaluate_metrics_clientapp[number]
     assert resumed["round"] == whole["round"] == 4
     for part in ("model", "server"):
-        assert resumed[part].keys() == whole[part].keys()
-        assert all(torch.equal(value, resumed[part][name]) for name, value in whole[part].items())
+        assert_equal(resumed[part], whole[part])
 
 
 def test_second_start_continues_or_is_refused():
-    server = server_of()
-    grid = StubGrid(make_app(structure_of(), train), configs())
+    server, grid = server_of(), grid_of(train)
     strategy = SpectralSharding(server, fraction_evaluate=0.0)
     strategy.start(grid, num_rounds=1, timeout=0.0)
     strategy.start(grid, ArrayRecord(make_model().state_dict()), num_rounds=3, timeout=0.0)
@@ -594,8 +584,7 @@ def test_second_start_continues_or_is_refused():
         strategy.start(grid, num_rounds=3, timeout=0.0)
     theirs = server_of()
     run(theirs, rounds=3)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in server.model.state_dict().items())
+    assert_equal(server.model.state_dict(), theirs.model.state_dict())
 
 
 def test_state_of_something_else_is_refused():
@@ -610,8 +599,7 @@ def test_strategy_in_one_of_differential_privacy_is_refused(side, clipping):
     ((kind, norm),) = clipping.items()
     wrapper = getattr(strategies, f"DifferentialPrivacy{side}Side{kind}Clipping")
     settings = {} if norm is None else {"clipping_norm": norm}
-    strategy = SpectralSharding(server_of())
-    grid = StubGrid(make_app(structure_of(), train), configs())
+    strategy, grid = SpectralSharding(server_of()), grid_of(train)
     for _ in range(2):
         wrapped = wrapper(strategy, noise_multiplier=0.1, num_sampled_clients=3, **settings)
         with pytest.raises(UserError, match="differential privacy, which cannot read shards"):
@@ -630,10 +618,10 @@ def private_server(sampling="poisson"):
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_nodes_receive_the_noisy_model_of_a_server_with_privacy(sampling):
-    server, models, received, trained = private_server(sampling=sampling), [], {}, []
+    server, models, received, rounds = private_server(sampling=sampling), [], {}, []
 
     def keep(model, config, context):
-        trained.append(config["server-round"])
+        rounds.append(config["server-round"])
         received[config["server-round"]] = model[0].weight.detach().clone()  # which is sent whole, and does not change
         return {"num-examples": 1, "secret": 1.0}
 
@@ -641,11 +629,10 @@ def test_nodes_receive_the_noisy_model_of_a_server_with_privacy(sampling):
         models.append(arrays.to_torch_state_dict()["0.weight"])
 
     strategy = SpectralSharding(server, fraction_evaluate=0.0)
-    grid = StubGrid(make_app(structure_of(), keep), configs())
-    result = strategy.start(grid, num_rounds=12, timeout=0.0, evaluate_fn=note)
+    result = strategy.start(grid_of(keep), num_rounds=12, timeout=0.0, evaluate_fn=note)
     assert result.train_metrics_clientapp == {}
     assert all(torch.equal(received[number], models[number - 1]) for number in received)
-    counts = [trained.count(number) for number in range(1, 13)]
+    counts = [rounds.count(number) for number in range(1, 13)]
     assert {*counts} == ({1} if sampling == "fixed" else {0, 1, 2})
     steps = torch.stack(models).diff(dim=0)  # each round adds noise, also one without a node
     torch.testing.assert_close(steps.std((1, 2)), torch.full((12,), 2.0 * 0.5), rtol=0.2, atol=0)
@@ -654,16 +641,9 @@ def test_nodes_receive_the_noisy_model_of_a_server_with_privacy(sampling):
 def test_rounds_with_privacy_equal_those_of_the_server():
     ours, theirs = private_server(sampling="fixed"), private_server(sampling="fixed")
     _, _, grid = run(ours, rounds=1)
-    drawn = [configs()[node]["partition-id"] for node, kind, _ in grid.pushed if kind == "train"]
-
-    def train_here(client, shard):
-        model = client_model(structure_of(), shard)
-        fit(model, client)
-        return shard.read_from(model)
-
-    theirs.round(0, {client: RATIOS[client] for client in drawn}, train_here)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+    drawn = [configs()[node]["partition-id"] for node in trained(grid)]
+    theirs.round(0, {client: RATIOS[client] for client in drawn}, here(theirs))
+    assert_equal(ours.model.state_dict(), theirs.model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -682,9 +662,9 @@ def test_metrics_and_fractions_with_privacy_are_refused(options):
 
 def test_node_with_another_keep_ratio_than_in_the_privacy_is_left_out(caplog):
     nodes = configs() | {999: {"partition-id": 1, "keep-ratio": 0.1}}
-    _, _, grid = run(private_server(), StubGrid(make_app(structure_of(), train), nodes), rounds=6)
+    _, _, grid = run(private_server(), grid_of(train, nodes), rounds=6)
     assert "client 1 is left out: its keep ratio is not that of the privacy" in caplog.text
-    assert {node for node, kind, _ in grid.pushed if kind == "train"} == {1000, 998}
+    assert {*trained(grid)} == {1000, 998}
 
 
 @pytest.mark.parametrize("clients", [["hospital 0", "hospital 1"], [0, "hospital 1"], [True, 0.5]])
@@ -708,8 +688,8 @@ def test_private_round_without_any_node_of_its_clients_raises(nodes):
     server = private_server()
     before = copy.deepcopy(server.model.state_dict())
     with pytest.raises(UserError, match=r"no connected node has the partition-id and the keep-ratio of one of 0, 1, 2"):
-        run(server, StubGrid(make_app(structure_of(), train), nodes))
-    assert all(torch.equal(value, before[name]) for name, value in server.model.state_dict().items())
+        run(server, grid_of(train, nodes))
+    assert_equal(server.model.state_dict(), before)
 
 
 C = 0.05  # the clipping norm: below that of any change
@@ -723,7 +703,7 @@ SIGMA = 0.25 * (2 * log(1.25e5)) ** 0.5  # of a `LocalDpMod` with a sensitivity 
 def test_server_averages_what_a_mod_of_the_nodes_makes_of_their_updates(mod, sigma, make_server):
     np.random.seed(0)  # noqa: NPY002 - the noise of Flower's mod comes from there
     ours, theirs, sent = make_server(), make_server(), make_server()
-    grid, received, rest = StubGrid(make_app(structure_of(), train, mods=[mod]), configs()), {}, {}
+    grid, received, rest = grid_of(train, mods=[mod]), {}, {}
 
     def note(reply):
         if "arrays" in reply.content:
@@ -738,14 +718,11 @@ def test_server_averages_what_a_mod_of_the_nodes_makes_of_their_updates(mod, sig
     if mod is adaptiveclipping_mod:
         assert result.train_metrics_clientapp[1]["norm_bit"] == 1
     theirs.round(0, RATIOS, lambda client, shard: received[client], SIZES)
-    state = theirs.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
+    assert_equal(ours.model.state_dict(), theirs.model.state_dict())
     noise = []
     for client, shard in sent.plan(RATIOS, 0).shards():
         assert rest[client] == pack(unchanged(shard))["config"]  # tells nothing of the node's data
-        model = client_model(structure_of(), shard, frozen=sent.frozen if len(sent.frozen) else None)
-        fit(model, client)
-        whole, before = shard.read_from(model).trained(), shard.trained()
+        whole, before = here(sent)(client, shard).trained(), shard.trained()
         changes = {name: whole[name] - before[name] for name in whole}
         norm = float(torch.cat([change.flatten() for change in changes.values()]).norm())
         assert norm > 2 * C
@@ -757,18 +734,20 @@ def test_server_averages_what_a_mod_of_the_nodes_makes_of_their_updates(mod, sig
         torch.testing.assert_close(torch.cat(noise), torch.zeros_like(torch.cat(noise)), rtol=0, atol=1e-6)
 
 
-def test_failure_names_a_mod_that_cannot_read_compressed_arrays():
-    app, server = make_app(structure_of(), train, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)]), server_of()
-    server.planner.compression = "int8"
-    strategy, _, _ = run(server, StubGrid(app, configs()), rounds=1)
+@pytest.mark.parametrize(
+    ("train", "compression", "message"),
+    [
+        (train, "int8", "it needs weights in float32 and compression"),
+        (train_nothing, "float32", "ZeroDivisionError"),  # an update without a change cannot be clipped by Flower
+    ],
+    ids=["compressed", "unchanged"],
+)
+def test_failure_of_a_mod_names_the_reason(train, compression, message):
+    server = server_of()
+    server.planner.compression = compression
+    strategy, _, _ = run(server, grid_of(train, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)]), rounds=1)
     assert len(strategy.failures[1]) == 3
-    assert all("it needs weights in float32 and compression" in str(each) for each in strategy.failures[1].values())
-
-
-def test_update_without_a_change_cannot_be_clipped_by_flower():
-    app = make_app(structure_of(), lambda *_: {"num-examples": 1}, mods=[LocalDpMod(1.0, 1.0, 1.0, 1e-5)])
-    strategy, _, _ = run(server_of(), StubGrid(app, configs()), rounds=1)
-    assert all("ZeroDivisionError" in str(failure) for failure in strategy.failures[1].values())
+    assert all(message in str(each) for each in strategy.failures[1].values())
 
 
 @pytest.mark.parametrize(
@@ -851,18 +830,8 @@ def test_metric_that_is_no_number_is_named(value):
 
 @pytest.mark.parametrize("returned", [None, 3, (0.5, 10, {})])
 def test_function_that_returns_no_metrics_is_a_clear_failure(returned):
-    strategy, _, _ = run(server_of(), StubGrid(make_app(structure_of(), lambda *_: returned), configs()), rounds=1)
+    strategy, _, _ = run(server_of(), grid_of(lambda *_: returned), rounds=1)
     assert all(f"a client's function returned {returned}" in str(failure) for failure in strategy.failures[1].values())
-
-
-def test_update_with_metrics_of_tensors_counts():
-    def train_and_report(model, config, context):
-        metrics = train(model, config, context)
-        return {**metrics, "num-examples": np.int64(metrics["num-examples"]), "correct": torch.tensor(True)}
-
-    strategy, result, _ = run(server_of(), StubGrid(make_app(structure_of(), train_and_report), configs()), rounds=1)
-    assert strategy.failures == {}
-    assert result.train_metrics_clientapp[1]["correct"] == 1
 
 
 @pytest.mark.parametrize(
@@ -875,35 +844,13 @@ def test_impossible_fraction_is_refused(name, value):
         SpectralSharding(server_of(), **{name: value})
 
 
-def test_subclass_gives_each_node_a_configuration():
-    seen = {}
-
-    def keep(model, config, context):
-        seen[context.node_config["partition-id"]] = dict(config)
-        return {"num-examples": 1}
-
-    class Configured(SpectralSharding):
-        def configure_train(self, server_round, arrays, config, grid):
-            for number, message in enumerate(super().configure_train(server_round, arrays, config, grid)):
-                message.content["config"]["lr"] = 0.1 * number
-                yield message
-
-    grid = StubGrid(make_app(structure_of(), keep), configs())
-    Configured(server_of(), fraction_evaluate=0.0).start(
-        grid, num_rounds=1, timeout=0.0, train_config=ConfigRecord({"b": 2})
-    )
-    assert {client: config["lr"] for client, config in seen.items()} == {0: 0.0, 1: 0.1, 2: 0.2}
-    assert seen[0] == {"b": 2, "server-round": 1, "lr": 0.0, "clip": 10.0}
-
-
 def test_evaluate_fn_gets_the_state_of_each_round():
     server, states = server_of(), []
-    run_states = lambda number, arrays: states.append((number, arrays.to_torch_state_dict()))  # noqa: E731
-    grid = StubGrid(make_app(structure_of(), train), configs())
+    note = lambda number, arrays: states.append((number, arrays.to_torch_state_dict()))  # noqa: E731
     strategy = SpectralSharding(server, fraction_evaluate=0.0)
-    strategy.start(grid, num_rounds=2, timeout=0.0, evaluate_fn=run_states)
+    strategy.start(grid_of(train), num_rounds=2, timeout=0.0, evaluate_fn=note)
     assert [number for number, _ in states] == [0, 1, 2]
-    assert all(torch.equal(value, server.model.state_dict()[name]) for name, value in states[2][1].items())
+    assert_equal(states[2][1], server.model.state_dict())
     assert not torch.equal(states[0][1]["2.weight"], states[1][1]["2.weight"])
 
 
@@ -911,15 +858,10 @@ def test_initial_arrays_are_those_of_the_average_too():
     model, other, states = make_model(), make_model(), []
     server = Server(model, ShardPlanner("top_n"), averaged=iterate_average(model))
     strategy = SpectralSharding(server, fraction_evaluate=0.0)
-    strategy.start(
-        StubGrid(make_app(structure_of(), train), configs()),
-        ArrayRecord(other.state_dict()),
-        num_rounds=1,
-        timeout=0.0,
-        evaluate_fn=lambda number, arrays: states.append(arrays.to_torch_state_dict()),
-    )
-    assert all(torch.equal(value, states[0][name]) for name, value in other.state_dict().items())
-    assert all(torch.equal(value, states[1][name]) for name, value in model.state_dict().items())
+    note = lambda number, arrays: states.append(arrays.to_torch_state_dict())  # noqa: E731
+    strategy.start(grid_of(train), ArrayRecord(other.state_dict()), num_rounds=1, timeout=0.0, evaluate_fn=note)
+    assert_equal(states[0], other.state_dict())
+    assert_equal(states[1], model.state_dict())
 
 
 @pytest.mark.parametrize("state", [nn.Linear(2, 2).state_dict(), {"0.weight": torch.ones(1)}])
@@ -944,18 +886,26 @@ def test_extra_state_is_not_among_the_arrays():
     assert [*result.arrays] == [*make_model().state_dict()]
 
 
-def test_weighted_means_of_metrics_that_some_nodes_report():
-    records = [
-        RecordDict({"metrics": MetricRecord({"n": 1, "loss": 2.0, "each": [1.0, 2.0]})}),
-        RecordDict({"metrics": MetricRecord({"n": 3, "each": [5.0, 2.0]})}),
-    ]
-    assert weighted_means(records, "n") == MetricRecord({"loss": 2.0, "each": [4.0, 2.0]})
-
-
-def test_metric_of_another_length_is_left_out(caplog):
-    records = [RecordDict({"metrics": MetricRecord({"n": 1, "each": [1.0] * length})}) for length in (2, 3)]
-    assert weighted_means(records, "n") == MetricRecord({"each": [1.0, 1.0]})
-    assert "left out a metric 'each' of shape [3]" in caplog.text
+@pytest.mark.parametrize(
+    ("metrics", "means", "told"),
+    [
+        (
+            [{"n": 1, "loss": 2.0, "each": [1.0, 2.0]}, {"n": 3, "each": [5.0, 2.0]}],
+            {"loss": 2.0, "each": [4.0, 2.0]},
+            "",
+        ),
+        (
+            [{"n": 1, "each": [1.0] * 2}, {"n": 1, "each": [1.0] * 3}],
+            {"each": [1.0, 1.0]},
+            "left out a metric 'each' of shape [3]",
+        ),
+    ],
+    ids=["that some report", "of other lengths"],
+)
+def test_weighted_means_of_metrics(metrics, means, told, caplog):
+    records = [RecordDict({"metrics": MetricRecord(each)}) for each in metrics]
+    assert weighted_means(records, "n") == MetricRecord(means)
+    assert told in caplog.text
 
 
 def test_round_waits_for_the_reports_of_new_nodes():
@@ -966,14 +916,11 @@ def test_round_waits_for_the_reports_of_new_nodes():
             self.looks += 1
             return super().pull_messages(numbers) if self.looks % 2 else []
 
-    grid = Slow(make_app(structure_of(), train), configs())
-    run(server_of(), grid, rounds=1)
+    _, _, grid = run(server_of(), grid_of(train, kind=Slow), rounds=1)
     assert [kind for _, kind, _ in grid.pushed] == ["query"] * 3 + ["train"] * 3
 
 
-def test_round_begins_although_a_node_restarts_again_and_again(monkeypatch):
-    clock = [0.0]
-
+def test_round_begins_although_a_node_restarts_again_and_again(clock, monkeypatch):
     class Flapping(StubGrid):  # a node that crashes at its start has a new number every 20 s
         def get_node_ids(self):
             return [*self.settings, 2000 + int(clock[0] // 20)]
@@ -982,58 +929,17 @@ def test_round_begins_although_a_node_restarts_again_and_again(monkeypatch):
         clock[0] += seconds
         assert clock[0] < 100
 
-    monkeypatch.setattr("sharding.flower.nodes.monotonic", lambda: clock[0])
     monkeypatch.setattr("sharding.flower.nodes.sleep", sleep)
-    strategy, _, grid = run(server_of(), Flapping(make_app(structure_of(), train), configs()), rounds=1)
+    strategy, _, grid = run(server_of(), grid_of(train, kind=Flapping), rounds=1)
     assert clock == [60.0]
     assert strategy.failures == {}
-    assert [node for node, kind, _ in grid.pushed if kind == "train"] == [1000, 999, 998]
-
-
-def test_message_that_flower_does_not_accept_is_a_failure():
-    class Full(StubGrid):
-        def push_messages(self, messages):
-            kind, node = messages[0].metadata.message_type, messages[0].metadata.dst_node_id
-            return [] if (kind, node) == ("train", 999) else super().push_messages(messages)
-
-    strategy, _, _ = run(server_of(), Full(make_app(structure_of(), train), configs()), rounds=1)
-    assert {client: str(failure) for client, failure in strategy.failures[1].items()} == {
-        1: "Flower did not accept the message to it, see the log"
-    }
+    assert trained(grid) == [1000, 999, 998]
 
 
 def test_simulated_node_without_a_configuration_reports_the_given_keep_ratio():
-    app = make_app(structure_of(), train, keep_ratio=0.5)
     nodes = {node: {"partition-id": client} for node, client in ((7, 0), (8, 1))}
-    _, _, grid = run(server_of(), StubGrid(app, nodes), rounds=1)
+    _, _, grid = run(server_of(), grid_of(train, nodes, keep_ratio=0.5), rounds=1)
     assert [kind for _, kind, _ in grid.pushed] == ["query", "query", "train", "train"]
-
-
-@pytest.mark.parametrize("weight", [None, 0.0, nan, "many"])
-def test_average_with_an_invalid_late_weight_rejects_the_update(weight):
-    server = server_of()
-    plan = server.plan(RATIOS, 0)
-    average = server.average_as_reported(plan)
-    average.add(0, unchanged(plan.shard(0)), weight)
-    outcome = server.step(average)
-    assert "its weight is" in str(outcome.rejected[0])
-    assert outcome.accepted == []
-
-
-def test_average_with_late_weights_bounds_the_shares_of_updates_that_count():
-    server = server_of(max_share=0.6)
-    plan = server.plan(RATIOS, 0)
-    spoiled = unchanged(plan.shard(2))
-    late, early = server.average_as_reported(plan), server.average(plan, {0: 1.0, 1: 9.0})
-    for average in (late, early):
-        for client, weight in ((0, 1.0), (1, 9.0)):
-            update = unchanged(plan.shard(client))
-            moved = {name: value + 1 + client for name, value in update.whole.items()}
-            average.add(client, replace(update, whole=moved), weight)
-    late.add(2, replace(spoiled, whole={name: value * nan for name, value in spoiled.whole.items()}), 1e9)
-    (ours, late_outcome), (theirs, early_outcome) = late.finish(), early.finish()
-    assert late_outcome.accepted == early_outcome.accepted == [0, 1]
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_shard_of_another_structure_fails_with_the_difference():

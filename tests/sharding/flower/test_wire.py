@@ -17,8 +17,7 @@ from sharding import Shard, Update, UserError
 from sharding.flower.messages import REST, SHAPES, unpack
 from sharding.rounds.failures import Kind
 from tests.sharding import forged
-from tests.sharding.flower.grid import StubGrid, make_app
-from tests.sharding.flower.test_strategy import _identity, configs, run, server_of, structure_of, train  # noqa: F401
+from tests.sharding.flower.test_strategy import _identity, grid_of, run, server_of, train, trained  # noqa: F401
 
 FIELDS = json.dumps({"keep_ratio": 0.5, "plan": "0-0"})
 VALID = save({"terms/a/indices": torch.tensor([0]), "terms/a/multipliers": torch.ones(1)}, {"shard": FIELDS})
@@ -97,7 +96,7 @@ def test_any_error_of_reading_a_report_leaves_that_node_out(monkeypatch, caplog)
     monkeypatch.setattr("sharding.flower.nodes.Nodes.admit", fails)
     _, _, grid = run(server_of(), rounds=1)
     assert "node 999 is left out: TypeError: unhashable type: 'list'" in caplog.text
-    assert {node for node, kind, _ in grid.pushed if kind == "train"} == {1000, 998}
+    assert {*trained(grid)} == {1000, 998}
 
 
 def test_error_without_a_reason_is_of_one_node_only():
@@ -106,7 +105,7 @@ def test_error_without_a_reason_is_of_one_node_only():
             reply.__dict__.update(_content=None, _error=Error(7))
         return [reply]
 
-    grid = StubGrid(make_app(structure_of(), train), configs())
+    grid = grid_of(train)
     grid.bend[999] = unexplained
     strategy, _, _ = run(server_of(), grid, rounds=1)
     assert {client: str(failure) for client, failure in strategy.failures[1].items()} == {1: "error 7: None"}

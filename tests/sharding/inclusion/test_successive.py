@@ -69,11 +69,3 @@ def test_asymptotic_inclusion_has_the_documented_error(size, bound):
         exact, rough = (inclusion(weights, ceil(size * ratio)) for inclusion in (successive_inclusion, asymptotic))
         worst = max(worst, np.abs(rough / exact - 1).max())
     assert 0.9 * bound < worst < bound
-
-
-def test_numpy_choice_without_replacement_has_successive_inclusion():
-    weights, rng = np.array([0.4, 0.3, 0.2, 0.06, 0.04]), np.random.default_rng(0)
-    drawn = [rng.choice(5, 3, replace=False, p=weights) for _ in range(20_000)]
-    expected = successive_inclusion(weights, 3)
-    deviation = np.sqrt(expected * (1 - expected) / len(drawn))
-    assert np.all(np.abs(np.bincount(np.ravel(drawn)) / len(drawn) - expected) < 4.5 * deviation)
