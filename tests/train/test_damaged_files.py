@@ -220,6 +220,7 @@ def test_failed_download_prints_one_line_and_leaves_no_folder(capsys, monkeypatc
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_config_with_unusual_valid_values_is_accepted(capsys):
     odd = ["local.clip=.inf", "name=grün", "output=2024", "network.bandwidth=1", "local.batch_size=10000000000"]
     small = ["rounds=1", *TINY[1:], "engine=sequential"]

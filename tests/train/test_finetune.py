@@ -15,6 +15,7 @@ from train.experiment.assembly import assemble
 from train.run import run
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SMALL = [
     "rounds=2",

@@ -191,6 +191,7 @@ def test_resume_where_the_residual_would_be_rounded_otherwise_trains_all_clients
     assert [line["num_aggregated"] for line in read(tmp_path)] == [3, 3]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_resume_without_a_run_starts_and_logs_it(tmp_path, caplog):
     words = ["run", QUICKSTART, *TINY[1:], "rounds=1", f"output={tmp_path / 'run'}", "--resume"]
     assert main(words) == 0

@@ -521,6 +521,7 @@ data: {name: files, train: train.csv, test_fraction: 0.2, partition: {name: colu
 """
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_run_on_own_text_trains_and_evaluates(tmp_path, tokenizer, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "train.csv", [("a b c d " * 8, author) for author in "xyxy"], ["text", "author"])
@@ -540,6 +541,7 @@ image: image, test_fraction: 0.2, partition: {name: column, column: site}}}
 """
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_run_on_own_files_records_the_names_and_resumes_with_the_same_samples_only(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for value in range(12):
