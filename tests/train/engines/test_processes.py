@@ -231,7 +231,7 @@ def test_processes_with_another_error_of_the_system_raise_it(monkeypatch):
 def test_processes_with_hundreds_of_tensors_need_no_shared_memory(engine_of):
     job = make_job()
     model = nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64, bias=False) for _ in range(300)), nn.Linear(64, 5))
-    job = replace(job, model=model)
+    job = replace(job, model=model, local=job.local.model_copy(update={"steps": 1}))
     plan = make_plan(job, "dense")
     assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 1).train(plan, 0, LR)))
     tensors = [*model.parameters(), job.dataset.test.inputs, job.clients[0].inputs]
