@@ -51,6 +51,7 @@ def test_run_of_tasks_evaluates_and_saves_each_average(tmp_path):
         assert (last[f"{name}/test_accuracy"], last[f"{name}/test_loss"]) == (accuracy, loss)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_run_of_tasks_reports_layers_and_accuracy_of_each_model(tmp_path):
     directory = run(tiny(tmp_path / "run", "rounds=1", "strategy=top_n"))
     (layers,) = read_layers(directory).values()

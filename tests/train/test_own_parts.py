@@ -42,7 +42,7 @@ EXAMPLES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("registries_as_before")
+pytestmark = pytest.mark.usefixtures("registries_as_before", "undrawn")
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
