@@ -51,8 +51,20 @@ def test_checkpoint_of_tied_weights_restores_them_tied(tmp_path):
     assert {*load_file(path)} == {*model.state_dict()}
 
 
-def test_checkpoint_without_a_checksum_raises(tmp_path):
-    content = Checkpoint.of(nn.Linear(2, 2), 1).to_bytes()
-    (tmp_path / "checkpoint").write_bytes(content.replace(b"checksum", b"checksun"))
-    with pytest.raises(DamagedError, match="checksum"):
+SPOILED = {
+    "a part": lambda content: content[:-20],
+    "zeros": lambda content: bytes(len(content)),
+    "a bit": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+    "another round": lambda content: content.replace(rb"\"rounds\": 3", rb"\"rounds\": 2"),
+    "no metadata": lambda content: content.replace(b"checkpoint", b"chickpoint"),
+    "no checksum": lambda content: content.replace(b"checksum", b"checksun"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_checkpoint_that_is_damaged_raises(spoil, tmp_path):
+    content = Checkpoint.of(nn.Linear(2, 2), 3).to_bytes()
+    assert spoil(content) != content
+    (tmp_path / "checkpoint").write_bytes(spoil(content))
+    with pytest.raises(DamagedError):
         Checkpoint.read(tmp_path / "checkpoint")

@@ -108,6 +108,7 @@ def test_compare_with_a_failed_run_reports_it(tmp_path, train):
     assert "of 2 rounds, one seed. " in summary
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_second_run_is_refused_and_resume_continues(tmp_path, train):
     arguments = ["run", QUICKSTART, f"output={tmp_path}", *TINY]
     assert train(*arguments).returncode == 0

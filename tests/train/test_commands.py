@@ -144,15 +144,6 @@ def test_report_of_runs_without_updates_succeeds(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_empty_summary_is_overwritten(tmp_path):
-    out = tmp_path / "out"
-    words = ["run", "configs/quickstart.yaml", *TINY, f"output={out}"]
-    assert main(words) == 0
-    (out / "summary.md").write_text("")
-    assert main([*words, "--resume"]) == 0
-
-
 def test_command_with_a_closed_stdout_succeeds(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["config", "configs/quickstart.yaml", f"output={tmp_path}"]) == 0

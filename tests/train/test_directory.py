@@ -37,16 +37,29 @@ def test_run_directory_with_two_threads_has_one_writer(config):
         first.result(), second.result()
 
 
+OF_TASKS = ["local.schedule=constant", "clients.sampler=mmfl", "clients.sampler.budget=2"]
+
+
+def leave(config):
+    """Leave what a run of this configuration was started with."""
+    config.directory.mkdir()
+    (config.directory / CONFIG_FILE).write_text(dump_yaml(plain(config)))
+
+
 def test_check_directory_compares_values_and_the_order_of_clients(config):
     tasks = "tasks={{one: {{local: {{clip: {}}}}}, two: {{}}}}"
-    words = ["clients.sampler=mmfl", "clients.sampler.budget=2"]
-    stored = config(*words, tasks.format(10))
-    stored.directory.mkdir()
-    (stored.directory / CONFIG_FILE).write_text(dump_yaml(plain(stored)))
-    check_directory(config(*words, tasks.format("10.0")), resume=True)
+    leave(config(*OF_TASKS, tasks.format(10)))
+    check_directory(config(*OF_TASKS, tasks.format("10.0")), resume=True)
     for other in (tasks.format(11), "tasks={two: {}, one: {local: {clip: 10}}}"):
         with pytest.raises(UserError, match="holds a run with tasks="):
-            check_directory(config(*words, other), resume=True)
+            check_directory(config(*OF_TASKS, other), resume=True)
+
+
+def test_check_directory_refuses_more_rounds_where_the_schedule_of_a_task_depends_on_their_number(config):
+    words = [*OF_TASKS, "tasks={one: {}, two: {local: {schedule: cosine}}}"]
+    leave(config(*words))
+    with pytest.raises(UserError, match="rounds=2, not 3: the schedule cosine depends on the total"):
+        check_directory(config(*words, "rounds=3"), resume=True)
 
 
 def test_worker_that_outlives_the_run_does_not_keep_the_lock(tmp_path):

@@ -18,6 +18,7 @@ def config():
     return load_config("configs/quickstart.yaml", [MLP])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_inspect_has_the_partition_and_keep_ratios_of_the_run(config, tmp_path):
     told = "\n".join(inspect_partition(config, tmp_path))
     part = assemble(config)

@@ -55,6 +55,7 @@ from train.utils.files import UNFINISHED
 from train.utils.signals import Stopped
 
 OPTIONS = ["rounds=4", "checkpoint_every=1", "clients.sampler=ocs", "clients.sampler.budget=1.5"]
+OPTIONS += ["local.schedule=inverse"]  # it depends on the round, and not on their number
 
 
 @pytest.fixture(scope="module")
@@ -128,14 +129,11 @@ def test_run_with_workers_killed_at_any_time_has_the_same_bits(seed, tmp_path):
     assert_same(directory, whole)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "inverse"])
-def test_resume_with_more_rounds_continues(schedule, tmp_path):
-    scheduled = [*OPTIONS, f"local.schedule={schedule}", "evaluate_every=1"]
-    run(tiny(tmp_path / "run", *scheduled, "rounds=2"))
-    run(tiny(tmp_path / "run", *scheduled, "rounds=4"), resume=True)
-    run(tiny(tmp_path / "whole", *scheduled, "rounds=4"))
-    assert_same(tmp_path / "run", tmp_path / "whole")
-    assert (tmp_path / "run" / CONFIG_FILE).read_bytes() == (tmp_path / "whole" / CONFIG_FILE).read_bytes()
+def test_resume_with_more_rounds_continues(tmp_path, whole):
+    run(tiny(tmp_path, *OPTIONS, "rounds=2"))
+    run(tiny(tmp_path, *OPTIONS), resume=True)
+    assert_same(tmp_path, whole)
+    assert (tmp_path / CONFIG_FILE).read_bytes() == (whole / CONFIG_FILE).read_bytes()
 
 
 OTHER_RUNS = {
@@ -143,52 +141,39 @@ OTHER_RUNS = {
     "another seed too": (["rounds=5", "seed=7"], "seed=0, not 7;"),
     "another key of a section": (["local.optimizer.momentum=0.5"], "local.optimizer.momentum=0.9, not 0.5;"),
     "another order of keep ratios, by which clients are dealt": (
-        ["keep_ratio={0.4: 0.5, 0.2: 0.5}"],
-        "keep_ratio={'0.2': 0.5, '0.4': 0.5}, not in another order;",
-    ),
-    "a schedule that depends on their number": (
-        ["rounds=5", "local.schedule=cosine"],
-        "rounds=4, not 5: the schedule cosine depends on the total;",
+        ["keep_ratio={0.4: 0.4, 0.2: 0.6}"],
+        "keep_ratio={'0.2': 0.6, '0.4': 0.4}, not in another order;",
     ),
 }
 
 
+def assert_refused(config, told):
+    """Check that a run is not resumed, and that its files stay as they are."""
+    before = {path.name: path.read_bytes() for path in config.directory.iterdir()}
+    with pytest.raises(UserError, match=told):
+        run(config, resume=True)
+    assert before == {path.name: path.read_bytes() for path in config.directory.iterdir()}
+
+
 @pytest.mark.parametrize(("changed", "told"), OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_resume_with_another_configuration_is_refused(changed, told, tmp_path):
-    schedule = [word for word in changed if "schedule" in word] or ["local.schedule=constant"]
-    run(tiny(tmp_path, *OPTIONS, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *schedule))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match=f"holds a run with {told}"):
-        run(tiny(tmp_path, *OPTIONS, "keep_ratio={0.2: 0.5, 0.4: 0.5}", *schedule, *changed), resume=True)
-    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+def test_resume_with_another_configuration_is_refused(changed, told, whole):
+    assert_refused(tiny(whole, *OPTIONS, *changed), f"holds a run with {told}")
 
 
-def test_resume_with_another_schedule_of_a_task_is_refused(tmp_path):
-    tasks = "{one: {}, two: {local: {schedule: cosine}}}"
-    words = ["local.schedule=constant", "clients.sampler=mmfl", "clients.sampler.budget=2", f"tasks={tasks}"]
-    run(tiny(tmp_path, *OPTIONS, *words, "rounds=2"))
-    with pytest.raises(UserError, match="the schedule cosine depends on the total"):
-        run(tiny(tmp_path, *OPTIONS, *words, "rounds=3"), resume=True)
-
-
-def test_resume_with_options_that_change_no_result_continues(tmp_path):
-    run(tiny(tmp_path, *OPTIONS))
+def test_resume_with_options_that_change_no_result_continues(whole):
     free = ["tracker={name: wandb, mode: offline}", "checkpoint_every=2"]
-    check_directory(tiny(tmp_path, *OPTIONS, *free), resume=True)
+    check_directory(tiny(whole, *OPTIONS, *free), resume=True)
 
 
 @pytest.mark.parametrize("key", ["samples", "classes", "digest"])
-def test_resume_with_other_data_is_refused(key, tmp_path):
-    run(tiny(tmp_path, *OPTIONS))
-    (tmp_path / MODEL_FILE).unlink()  # so that it has not finished
-    path = tmp_path / CLIENTS_FILE
+def test_resume_with_other_data_is_refused(key, tmp_path, whole):
+    config = continued(whole, tmp_path)
+    (config.directory / MODEL_FILE).unlink()  # so that it has not finished
+    path = config.directory / CLIENTS_FILE
     clients = json.loads(path.read_text())
     clients["quickstart"][key] = clients["quickstart"][key][::-1]
     path.write_text(json.dumps(clients))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match="was started with other data than the present quickstart"):
-        run(tiny(tmp_path, *OPTIONS), resume=True)
-    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert_refused(config, "was started with other data than the present quickstart")
 
 
 def test_resume_where_the_residual_would_be_rounded_otherwise_trains_all_clients(tmp_path, monkeypatch):
@@ -206,28 +191,17 @@ def test_resume_where_the_residual_would_be_rounded_otherwise_trains_all_clients
     assert [line["num_aggregated"] for line in read(tmp_path)] == [3, 3]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_resume_without_a_run_starts_and_logs_it(tmp_path, caplog):
     words = ["run", QUICKSTART, *TINY[1:], "rounds=1", f"output={tmp_path / 'run'}", "--resume"]
     assert main(words) == 0
     assert f"{tmp_path / 'run'} holds no run to resume" in caplog.text
 
 
-SPOILED = {
-    "a part": lambda content: content[:5000],
-    "zeros": lambda content: bytes(len(content)),
-    "a bit": lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
-    "another round": lambda content: content.replace(rb"\"rounds\": 3", rb"\"rounds\": 2"),
-    "no metadata": lambda content: content.replace(b"checkpoint", b"chickpoint"),
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
-def test_resume_from_a_damaged_checkpoint_uses_the_previous_one(spoil, tmp_path, whole, cut, caplog):
+def test_resume_from_a_damaged_checkpoint_uses_the_previous_one(tmp_path, whole, cut, caplog):
     config = continued(cut, tmp_path)
     path = config.directory / CHECKPOINT_FILE
-    content = path.read_bytes()
-    assert spoil(content) != content
-    path.write_bytes(spoil(content))
+    path.write_bytes(path.read_bytes()[:5000])
     run(config, resume=True)
     assert_same(config.directory, whole)
     assert f"{CHECKPOINT_FILE} cannot be used" in caplog.text
@@ -357,7 +331,7 @@ def test_checkpoints_are_at_most_a_minute_and_a_round_apart(tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_stops_a_run_after_the_current_round(number, tmp_path, whole):
+def test_signal_stops_a_run_after_the_current_round(number, tmp_path):
     config = tiny(tmp_path / "run", *OPTIONS, "checkpoint_every=100")
 
     def tell(metrics):
@@ -368,8 +342,6 @@ def test_signal_stops_a_run_after_the_current_round(number, tmp_path, whole):
         run(config, [EachRound(tell)])
     assert stopped.value.signal == number
     assert len(read(config.directory)) == Checkpoint.read(config.directory / CHECKPOINT_FILE).rounds == 2
-    run(config, resume=True)
-    assert_same(config.directory, whole)
 
 
 def test_second_interrupt_stops_a_run_at_once(tmp_path):
@@ -388,20 +360,15 @@ def test_second_interrupt_stops_a_run_at_once(tmp_path):
 
 
 def test_second_run_in_a_locked_directory_is_refused(tmp_path):
-    config = tiny(tmp_path / "run", *OPTIONS)
+    config = tiny(tmp_path / "run", *OPTIONS, "rounds=2")
 
     def second(metrics):
-        for resume in (False, True) if metrics["round"] == 0 else ():
-            code = in_a_process(lambda resume=resume: expect_refusal(config, resume))
-            assert code == 0
+        for resume, told in ((False, "already holds a run"), (True, "another run writes to")):
+            with pytest.raises(UserError, match=told):
+                run(config, resume=resume)
 
     run(config, [EachRound(second)])
-    assert [line["round"] for line in read(config.directory)] == [0, 1, 2, 3]
-
-
-def expect_refusal(config, resume):
-    with pytest.raises(UserError, match="another run writes to" if resume else "already holds a run"):
-        run(config, resume=resume)
+    assert [line["round"] for line in read(config.directory)] == [0, 1]
 
 
 @pytest.mark.parametrize("name", [CHECKPOINT_FILE, BEST_FILE, "summary.md", "accuracy_vs_bytes.png"])
@@ -422,15 +389,6 @@ def test_checkpoint_without_a_run_is_neither_loaded_nor_overwritten(tmp_path, wh
     with pytest.raises(UserError, match=f"already has a {CHECKPOINT_FILE}"):
         run(config)
     with pytest.raises(UserError, match=f"holds {CHECKPOINT_FILE} but no {CONFIG_FILE}"):
-        run(config, resume=True)
-
-
-def test_resume_of_another_version_is_refused(tmp_path):
-    config = tiny(tmp_path / "run", *OPTIONS)
-    run(config)
-    told = read_yaml(config.directory / CONFIG_FILE)
-    (config.directory / CONFIG_FILE).write_text(json.dumps(told | {"ways": "rule"}), encoding="utf-8")
-    with pytest.raises(UserError, match=r"holds no run of this version: .*'ways'"):
         run(config, resume=True)
 
 

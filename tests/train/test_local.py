@@ -30,13 +30,20 @@ def make_model():
     return model
 
 
-def train_by_hand(model, data, epochs, batch_size, decay_of):
-    """Step through each epoch's batches with the library's optimizer."""
-    rng, losses = generator("batches", 0, 0, 0), []
-    orders = [torch.from_numpy(rng.permutation(len(data.train))) for _ in range(epochs)]
-    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
-    optimizer.register_step_pre_hook(clip_and_decay(model, CLIP, DECAY, decay_of))
-    for rows in (rows for order in orders for rows in order.split(batch_size)):
+def batches_by_hand(rng, samples, local):
+    """Yield the rows of each batch: each epoch in an order of its own, or drawn with replacement."""
+    if local.steps:
+        yield from torch.from_numpy(rng.integers(samples, size=(local.steps, local.batch_size)))
+    else:
+        for _ in range(local.epochs):
+            yield from torch.from_numpy(rng.permutation(samples)).split(local.batch_size)
+
+
+def train_by_hand(model, data, local):
+    """Step through the batches with torch's optimizer."""
+    losses, optimizer = [], torch.optim.SGD(model.parameters(), LR, MOMENTUM)
+    optimizer.register_step_pre_hook(clip_and_decay(model, CLIP, DECAY, local.decay_of))
+    for rows in batches_by_hand(generator("batches", 0, 0, 0), len(data.train), local):
         losses.append(nn.functional.cross_entropy(model(data.train.inputs[rows]), data.train.targets[rows]))
         optimizer.zero_grad()
         losses[-1].backward()
@@ -44,13 +51,12 @@ def train_by_hand(model, data, epochs, batch_size, decay_of):
     return sum(loss.item() for loss in losses) / len(losses)
 
 
-@pytest.mark.parametrize("decay_of", ["bounded", "effective"])
-def test_local_training_equals_clipped_decayed_sgd_with_momentum(decay_of):
+@pytest.mark.parametrize("options", [{"epochs": 2}, {"epochs": 2, "decay_of": "effective"}, {"steps": 5}], ids=str)
+def test_local_training_equals_clipped_decayed_sgd_with_momentum(options):
     data, model, expected = make_data(), make_model(), make_model()
-    options = {"decay": DECAY, "decay_of": decay_of}
-    local = LocalConfig(epochs=2, batch_size=3, optimizer=SGD, **options)
+    local = LocalConfig(batch_size=3, optimizer=SGD, decay=DECAY, **options)
     loss = train_locally(model, data.train, data, local, LR, CLIP, key=(0, 0, 0))
-    assert abs(loss.item() - train_by_hand(expected, data, 2, 3, decay_of)) < 1e-6
+    assert abs(loss.item() - train_by_hand(expected, data, local)) < 1e-6
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
     assert model[0].multipliers.tolist() == [1.5, 8.0]
 
@@ -107,19 +113,8 @@ def test_evaluation_batch_has_no_more_logits_than_256_mb_hold(length, classes, r
     assert sizes == [rows]
 
 
-def test_local_steps_draw_equally_many_batches_with_replacement():
+def test_local_steps_draw_equally_many_samples_of_clients_of_any_size():
     data = make_data(samples=7)
     local = LocalConfig(steps=5, batch_size=3, optimizer=SGD)
     for owner in (data.train, Split(data.train.inputs[:2], data.train.targets[:2])):
         assert len(draw_passes(owner, data, local, (0, 0, 0))) == 5 * 3
-    drawn = draw_passes(data.train, data, local, (0, 0, 0))
-    rows = generator("batches", 0, 0, 0).integers(7, size=15)
-    torch.testing.assert_close(drawn.inputs, data.train.inputs[rows])
-    model, expected = make_model(), make_model()
-    train_locally(model, data.train, data, local.model_copy(update={"decay": 0.0}), LR, None, key=(0, 0, 0))
-    optimizer = torch.optim.SGD(expected.parameters(), LR, momentum=MOMENTUM)
-    for batch in rows.reshape(5, 3):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(expected(data.train.inputs[batch]), data.train.targets[batch]).backward()
-        optimizer.step()
-    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)

@@ -233,6 +233,7 @@ run CONFIG --import no_such_module → 'no_such_module'
 run CONFIG local.optimizer.lr=1 local.optimizer.lr=2 → 'local.optimizer.lr=1' and 'local.optimizer.lr=2'
 run CONFIG rounds=0 local.epochs=-1 → rounds=0
 run CONFIG rounds=0 local.epochs=-1 → local.epochs=-1
+run CONFIG strategy=top_n design=brewer → design=brewer does nothing where strategy=top_n
 run CONFIG data.partition=two_sizes data.partition.classes=-3 → classes=-3
 run CONFIG clients.sampler=wireless network.bandwidth=1 network.compute=0 network.communicate=0 → times above 0
 run CONFIG 'tasks={a: {}}' → clients.sampler=mmfl

@@ -83,7 +83,7 @@ def test_resumed_run_releases_the_same_bits_and_spends_once(tmp_path):
     assert (tmp_path / "again" / SECRET_FILE).read_text().splitlines() == [seed, *releases]
 
 
-RELEASED = ["rounds=6", "checkpoint_every=1", "clients.sampler=poisson", "clients.per_round=8", KNOWN, "threads=1"]
+RELEASED = ["rounds=4", "checkpoint_every=1", "clients.sampler=poisson", "clients.per_round=8", KNOWN, "threads=1"]
 
 
 def killed_and_resumed(folder, engines, moments):
@@ -101,7 +101,7 @@ def whole(tmp_path_factory):
     return run(tiny(tmp_path_factory.mktemp("whole") / "run", *RELEASED, "strategy=top_n"))
 
 
-@given(st.permutations(["sequential", "lanes", "processes"]), st.lists(st.integers(4, 50), min_size=2, max_size=2))
+@given(st.permutations(["sequential", "lanes", "processes"]), st.lists(st.integers(4, 34), min_size=2, max_size=2))
 @settings(max_examples=2, deadline=None)
 def test_run_killed_and_resumed_on_another_engine_releases_the_same_sums(tmp_path_factory, whole, engines, moments):
     directory = killed_and_resumed(tmp_path_factory.mktemp("killed"), engines, moments)
@@ -158,10 +158,16 @@ def test_no_release_is_beyond_the_budget_however_often_rounds_run_again(tmp_path
 BEGUN = [METRICS_FILE, CHECKPOINT_FILE, PREVIOUS_FILE, BEST_FILE, MODEL_FILE, SECRET_CLIENTS_FILE, PROVENANCE_FILE]
 
 
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    """A private run that chose its seed."""
+    return run(tiny(tmp_path_factory.mktemp("private") / "run", *POISSON, NOISE, "local.schedule=constant"))
+
+
 @pytest.mark.parametrize("left", BEGUN)
-def test_private_run_that_has_begun_never_starts_anew_by_whatever_file_says_so(tmp_path, left):
+def test_private_run_that_has_begun_never_starts_anew_by_whatever_file_says_so(tmp_path, private, left):
     config = tiny(tmp_path / "run", *POISSON, NOISE, "local.schedule=constant")
-    run(config)
+    shutil.copytree(private, config.directory)
     for name in {SECRET_FILE, *BEGUN} - {left}:
         (tmp_path / "run" / name).unlink()
     for problem in ("cannot read the secret seed", f"holds {left} but no {CONFIG_FILE}"):
@@ -201,16 +207,10 @@ def test_what_a_directory_shows_is_no_function_of_the_cohort(tmp_path, monkeypat
     assert all(stat.S_IMODE((tmp_path / "one" / "run" / name).stat().st_mode) == 0o600 for name in one_secret)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["strategy=collective"],
-        ["strategy=top_n", "compression=int8"],
-        ["strategy=top_n", "residual=int4"],
-        ["strategy=dense"],
-    ],
-    ids=" ".join,
-)
+SENT = [["strategy=collective"], ["strategy=top_n", "compression=int8"], ["strategy=top_n", "residual=int4"]]
+
+
+@pytest.mark.parametrize("options", [*SENT, ["strategy=dense"]], ids=" ".join)
 def test_expected_bytes_are_those_of_all_clients_where_all_take_part(tmp_path, options):
     everybody = ["clients.per_round=40", "keep_ratio={0.2: 0.5, 0.4: 0.5}", *POISSON, KNOWN]
     experiment = assemble(tiny(tmp_path, *everybody, *options))
@@ -247,19 +247,17 @@ def test_budget_ends_a_run_before_it_would_be_exceeded(tmp_path):
     assert "test_accuracy" in lines[-1]
 
 
-def test_two_runs_have_other_noise_and_clients_and_no_secret_in_their_configuration(tmp_path):
-    first, second = (run(tiny(tmp_path / name, *POISSON, NOISE, "clients.per_round=20")) for name in "ab")
-    secrets = [(directory / SECRET_FILE).read_text().partition("\n")[0] for directory in (first, second)]
+def test_two_runs_have_other_noise_and_clients_and_no_secret_in_their_configuration(tmp_path, private):
+    other = run(tiny(tmp_path, *POISSON, NOISE, "local.schedule=constant"))
+    secrets = [(directory / SECRET_FILE).read_text().partition("\n")[0] for directory in (private, other)]
     assert secrets[0] != secrets[1]
-    assert [line["test_loss"] for line in read(first)] != [line["test_loss"] for line in read(second)]
-    written = [path for path in first.iterdir() if path.name != SECRET_FILE]
-    assert all(
-        text.encode() not in path.read_bytes() for path in written for text in (secrets[0], str(int(secrets[0], 16)))
-    )
+    assert [line["test_loss"] for line in read(private)] != [line["test_loss"] for line in read(other)]
+    written = [path.read_bytes() for path in private.iterdir() if path.name != SECRET_FILE]
+    assert not any(text.encode() in file for file in written for text in (secrets[0], str(int(secrets[0], 16))))
 
 
 def test_given_seed_is_told_and_not_in_the_name(tmp_path, caplog):
-    config = tiny(tmp_path / "run", *POISSON, KNOWN)
+    config = tiny(tmp_path / "run", *POISSON, KNOWN, "rounds=1")
     run(config)
     assert "whoever knows it can take the noise away" in caplog.text
     assert "secret_seed: 5" in (tmp_path / "run" / CONFIG_FILE).read_text()
@@ -268,8 +266,8 @@ def test_given_seed_is_told_and_not_in_the_name(tmp_path, caplog):
     assert "rounds=3" in named.directory.name
 
 
-def test_metrics_have_no_loss_of_clients_and_progress_has_epsilon(tmp_path):
-    (*_, line) = read(run(tiny(tmp_path / "run", *POISSON, NOISE)))
+def test_metrics_have_no_loss_of_clients_and_progress_has_epsilon(private):
+    (*_, line) = read(private)
     assert not {"train_loss", "discrepancy", "discrepancy_client"} & line.keys()
     progress = RunProgress("run", 2)
     progress.update(line)

@@ -58,13 +58,6 @@ def test_run_lowers_the_loss_and_is_better_than_chance(tmp_path):
     assert lines[-1]["test_accuracy"] > 0.5
 
 
-def test_run_with_the_same_seed_is_equal_and_with_another_differs(tmp_path):
-    first, again = (read(run(tiny(tmp_path / name))) for name in ("first", "again"))
-    assert without_times(first) == without_times(again)
-    other = read(run(tiny(tmp_path / "other", "seed=1")))
-    assert without_times(first) != without_times(other)
-
-
 @pytest.mark.parametrize(
     ("options", "reason", "logged"),
     [

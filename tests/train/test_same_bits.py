@@ -68,7 +68,7 @@ def test_run_interrupted_and_resumed_on_another_engine_has_the_same_bits(
     sampler, optimizer, interrupt, engine, next_engine, tmp_path
 ):
     """Every sampler, and every optimizer of servers and clients, whose state a checkpoint keeps."""
-    options = [f"clients.sampler={sampler}", *SAMPLING.get(sampler, []), *optimizer, "rounds=4", "checkpoint_every=1"]
+    options = [f"clients.sampler={sampler}", *SAMPLING.get(sampler, []), *optimizer, "rounds=3", "checkpoint_every=1"]
     whole = run(tiny(tmp_path / "whole", *options))
     interrupt(tiny(tmp_path / "run", *options, f"engine={engine}"))
     assert_same(run(tiny(tmp_path / "run", *options, f"engine={next_engine}"), resume=True), whole)

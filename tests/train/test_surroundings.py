@@ -81,21 +81,6 @@ def test_read_parquet_with_a_binary_column_reads_it(tmp_path, kind):
     assert (images.inputs.permute(0, 2, 3, 1).numpy() == IMAGES).all()
 
 
-@pytest.mark.parametrize(
-    ("label", "file", "reason"),
-    [
-        (None, encode(IMAGES[0], "PNG"), "1 of 2 rows have no value in the column label, the first is row 2"),
-        (1, None, "1 of 2 rows have no value in the column img, the first is row 2"),
-        (1, b"<svg/>", r"no known format.*begins with b'<svg/>'"),
-    ],
-)
-def test_read_parquet_with_an_unusable_row_has_the_reason(tmp_path, label, file, reason):
-    table = pa.table({"img": pa.array([encode(IMAGES[0], "PNG"), file]), "label": [0, label]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=reason):
-        read_parquet([tmp_path / "a.parquet"], "label", (3, 4, 4))
-
-
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
 def test_decode_of_16_bits_keeps_the_upper_8(format):
     values = np.array([[0, 255, 256], [30000, 65280, 65535]], dtype=np.uint16)

@@ -173,8 +173,6 @@ def test_custom_tracker_has_all_metrics_after_they_are_written(tmp_path, monkeyp
 
 
 def test_unavailable_tracker_raises_before_the_run(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="tracker"):
-        run(tiny(tmp_path / "out", "tracker=nobody"))
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.delitem(sys.modules, "train.callbacks.wandb_run", raising=False)
     with pytest.raises(ImportError, match="pip install wandb"):

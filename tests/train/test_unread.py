@@ -4,7 +4,6 @@ import pytest
 
 from sharding import UserError
 from tests.train.runs import QUICKSTART
-from train.cli.commands import main
 from train.cli.sweep import grid_configs
 from train.config.schema import load_config
 from train.config.unread import refuse_unread
@@ -41,13 +40,6 @@ def test_a_key_that_nothing_reads_is_refused(overrides, reason):
 )
 def test_a_key_that_is_read_or_turns_something_off_is_not(overrides):
     refuse_unread([load_config(QUICKSTART, overrides)], overrides)
-
-
-def test_command_with_a_key_that_nothing_reads_ends_with_exit_code_2(tmp_path, capsys):
-    assert main(["run", QUICKSTART, "strategy=top_n", "design=brewer", f"output={tmp_path / 'run'}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "design=brewer does nothing where strategy=top_n" in line
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_key_that_one_run_of_a_comparison_reads_is_not_refused():

@@ -57,6 +57,15 @@ def with_bad_clients(job: Job) -> Job:
     return replace(job, clients=dict(job.clients) | bad)
 
 
+def trained(engine, kind, **local):
+    """Return the updates of a round, by client, with other options of local training if given."""
+    job = make_job(kind)
+    started = engine(replace(job, local=LocalConfig(**job.local.model_dump() | local)))
+    replies = dict(started.train(make_plan(job), 0, 0.05))
+    started.close()
+    return {client: reply.update.trained() for client, reply in replies.items()}
+
+
 class Shrinking(nn.Module):
     """Has a buffer that each forward pass changes in place, which is not sent."""
 

@@ -1,13 +1,10 @@
 """`local.compile` gives the numbers of eager training, up to rounding, and compiles each keep ratio once."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
-from tests.train.engines.jobs import MODELS, RATIOS, make_job, make_plan
-from train.config.sections import LocalConfig
+from tests.train.engines.jobs import MODELS, RATIOS, trained
 from train.engines import LanesEngine, ProcessesEngine
 from train.engines.sequential import SequentialEngine
 
@@ -21,19 +18,12 @@ def nothing_compiled():
     torch.compiler.reset()
 
 
-def train(engine, kind, **local):
-    """Return the updates of a round, by client."""
-    job = make_job(kind)
-    started = engine(replace(job, local=LocalConfig(**job.local.model_dump() | local)))
-    replies = dict(started.train(make_plan(job), 0, 0.05))
-    started.close()
-    return {client: reply.update.trained() for client, reply in replies.items()}
-
-
 @pytest.mark.slow  # a compiler of C++ runs
 @pytest.mark.parametrize(("engine", "kind"), CASES)
 def test_compiled_model_trains_as_an_eager_one(engine, kind):
-    torch.testing.assert_close(train(engine, kind, compile=True), train(SequentialEngine, kind), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        trained(engine, kind, compile=True), trained(SequentialEngine, kind), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("engine", [SequentialEngine, LanesEngine])
@@ -48,13 +38,13 @@ def test_full_batches_of_each_keep_ratio_are_compiled_once(engine, monkeypatch):
         module._compiled_call_impl = torch.compile(module._call_impl, backend=backend, dynamic=dynamic)
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    found = train(engine, "resnet", compile=True)
+    found = trained(engine, "resnet", compile=True)
     assert len(graphs) == len(set(RATIOS))  # no graph is broken, and none is made for a smaller batch
-    torch.testing.assert_close(found, train(SequentialEngine, "resnet"), rtol=0, atol=0)
+    torch.testing.assert_close(found, trained(SequentialEngine, "resnet"), rtol=0, atol=0)
     assert len(graphs) == len(set(RATIOS))
 
 
 @pytest.mark.slow
 def test_compiled_model_with_checkpointed_blocks_trains_as_an_eager_one():
-    compiled = train(SequentialEngine, "resnet", compile=True, checkpoint=True)
-    torch.testing.assert_close(compiled, train(SequentialEngine, "resnet"), rtol=1e-4, atol=1e-5)
+    compiled = trained(SequentialEngine, "resnet", compile=True, checkpoint=True)
+    torch.testing.assert_close(compiled, trained(SequentialEngine, "resnet"), rtol=1e-4, atol=1e-5)

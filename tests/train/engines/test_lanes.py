@@ -3,7 +3,6 @@
 import random
 from copy import deepcopy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ from models.gru import GRU
 from sharding import ShardPlanner, factorize
 from tests.train.engines.jobs import MODELS, RATIOS, SIZES, Shrinking, assert_equal, make_job, make_plan
 from tests.train.engines.recorder import Recorder
-from train import engines as engines_module
 from train.config.sections import LocalConfig
 from train.data import Split
-from train.engines import ENGINES, LanesEngine
+from train.engines import LanesEngine
 from train.engines.capture import CAPTURES, WARM_UP
 from train.engines.lanes import PADDED, cut, pad
 from train.engines.sequential import SequentialEngine
@@ -309,14 +307,3 @@ def test_first_lane_tells_how_many_more_there_is_memory_for(monkeypatch):
 def trained_lanes(engine):
     """Return the number of lanes that have taken their memory."""
     return sum("_model" in vars(lane) for lanes in engine._lanes.values() for lane in lanes)
-
-
-@pytest.mark.parametrize(
-    ("count", "one_device", "kind"), [(1, False, "lanes"), (4, True, "lanes"), (4, False, "other")]
-)
-def test_auto_engine_with_exactly_one_gpu_has_lanes(count, one_device, kind, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(engines_module, "LanesEngine", lambda job: "lanes")
-    monkeypatch.setattr(engines_module, "ProcessesEngine", lambda job: "other")
-    job = SimpleNamespace(device=torch.device("cuda:0"), one_device=one_device)
-    assert ENGINES["auto"](job) == kind

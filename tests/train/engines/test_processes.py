@@ -28,7 +28,7 @@ from train.engines.memory_format import keep_memory_format
 from train.engines.sequential import SequentialEngine
 from train.engines.workers import train_client
 from train.experiment.assembly import assemble
-from train.run import run
+from train.run import run, threads
 from train.rundir.checkpoint import Checkpoint
 from train.rundir.file_names import CHECKPOINT_FILE
 from train.utils.errors import RunError
@@ -73,29 +73,28 @@ def test_processes_with_any_number_of_workers_equal_sequential(num_workers, star
     monkeypatch.setattr(processes, "start_method", lambda: start)
     monkeypatch.setattr(processes, "AHEAD", ahead)
     job = with_bad_clients(make_job("cct"))
-    engine = engine_of(job, num_workers)
-    for round in (0, 1):
-        plan = make_plan(job, round=round)
+    engine, nobody = engine_of(job, num_workers), ShardPlanner("top_n").plan(job.model, {})
+    for round, plan in enumerate((make_plan(job), nobody, make_plan(job, round=2))):
         expected = list(SequentialEngine(job).train(plan, round, LR))
         assert_equal(expected, list(engine.train(plan, round, LR)))
 
 
-@pytest.mark.parametrize("strategy", ["unbiased", pytest.param("dense", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", MODELS)
-def test_processes_with_any_model_and_frozen_layers_equal_sequential(kind, strategy, engine_of):
+FROZEN = [("resnet", "top_n"), ("cct", "unbiased"), ("gpt", "unbiased")]
+MORE_FROZEN = [("resnet", "unbiased"), *((kind, "dense") for kind in MODELS)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [*FROZEN, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_FROZEN)]
+)
+def test_processes_with_frozen_layers_and_tails_equal_sequential(kind, strategy, engine_of):
     job = make_job(kind)
     for index, parameter in enumerate(job.model.parameters()):
         parameter.requires_grad_(index % 5 not in (0, 1))
     job = replace(job, frozen=ShardPlanner(strategy).frozen(job.model))
     plan = make_plan(job, strategy)
-    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
-
-
-def test_processes_with_tails_equal_sequential(engine_of):
-    job = make_job()
-    plan = make_plan(job, "top_n")
-    assert [bool(shard.tail) for _, shard in plan.shards()] == [ratio == 0.3 for ratio in RATIOS]
-    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+    tails = [ratio == 0.3 and strategy == "top_n" for ratio in RATIOS]
+    assert [bool(shard.tail) for _, shard in plan.shards()] == tails
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 1).train(plan, 0, LR)))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -135,49 +134,50 @@ def test_close_during_a_round_ends_the_workers(engine_of):
     assert not active_children()
 
 
-def test_processes_leave_the_number_of_threads_unchanged(engine_of):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+def test_start_of_processes_leaves_no_temporary_file_and_as_many_threads(engine_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with threads(2):
         engine_of(make_job(), 1)
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_processes_without_clients_return_no_updates(engine_of):
-    job = make_job()
-    nobody = ShardPlanner("top_n").plan(job.model, {})
-    assert list(engine_of(job, 2).train(nobody, 0, LR)) == []
+    assert list(tmp_path.glob("sharding-*")) == []
 
 
 @pytest.mark.parametrize(
-    ("cores", "in_a_worker", "kind"),
-    [(1, False, SequentialEngine), (2, True, SequentialEngine), (2, False, ProcessesEngine)],
+    ("device", "count", "one_device", "in_a_worker", "kind"),
+    [
+        ("cuda:0", 1, False, False, "LanesEngine"),
+        ("cuda:0", 4, True, False, "LanesEngine"),
+        ("cuda:0", 4, False, False, "ProcessesEngine"),
+        ("cpu", 1, False, False, "SequentialEngine"),
+        ("cpu", 2, False, True, "SequentialEngine"),
+        ("cpu", 2, False, False, "ProcessesEngine"),
+    ],
 )
-def test_auto_engine_uses_a_process_per_core(cores, in_a_worker, kind, monkeypatch):
-    monkeypatch.setattr(processes, "num_cores", lambda: cores)
+def test_auto_engine_depends_on_the_numbers_of_gpus_and_cores(
+    device, count, one_device, in_a_worker, kind, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(processes, "num_cores", lambda: count)
     monkeypatch.setattr(engines_module, "parent_process", lambda: object() if in_a_worker else None)
-    engine = ENGINES["auto"](make_job())
-    engine.close()
-    assert type(engine) is kind
+    for name in ("LanesEngine", "ProcessesEngine", "SequentialEngine"):
+        monkeypatch.setattr(engines_module, name, lambda job, name=name: name)
+    assert ENGINES["auto"](SimpleNamespace(device=torch.device(device), one_device=one_device)) == kind
 
 
-def test_auto_engine_with_an_unpicklable_job_falls_back_to_sequential(monkeypatch, caplog):
+UNSENDABLE = {
+    "lambda": lambda job: replace(job, dataset=replace(job.dataset, prepare=lambda batch: batch)),
+    "Serialization of parametrized modules": lambda job: replace(job, model=weight_norm(nn.Linear(64, 5))),
+}
+
+
+@pytest.mark.parametrize("reason", UNSENDABLE)
+def test_auto_engine_with_a_job_that_cannot_be_sent_falls_back_to_sequential(reason, monkeypatch, caplog):
     monkeypatch.setattr(processes, "num_cores", lambda: 2)
-    job = make_job()
-    job = replace(job, dataset=replace(job.dataset, prepare=lambda batch: batch))
-    with pytest.raises(UserError, match=r"lambda.*engine=sequential"):
+    job = UNSENDABLE[reason](make_job())
+    with pytest.raises(UserError, match=rf"cannot be sent to other processes.*{reason}.*engine=sequential"):
         ProcessesEngine(job)
     assert type(ENGINES["auto"](job)) is SequentialEngine
     assert "Training in one process" in caplog.text
-
-
-def test_auto_engine_with_a_parametrized_model_falls_back_to_sequential(monkeypatch, caplog):
-    monkeypatch.setattr(processes, "num_cores", lambda: 2)
-    job = replace(make_job(), model=nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, 5))))
-    assert type(ENGINES["auto"](job)) is SequentialEngine
-    assert "cannot be sent to other processes (Serialization of parametrized modules" in caplog.text
 
 
 @contextmanager
@@ -236,17 +236,11 @@ def test_auto_engine_without_semaphores_falls_back_to_sequential(error, monkeypa
 def test_processes_with_hundreds_of_tensors_need_no_shared_memory(engine_of):
     job = make_job()
     model = nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64, bias=False) for _ in range(300)), nn.Linear(64, 5))
-    job = replace(job, model=model)
+    job = replace(job, model=model, local=job.local.model_copy(update={"steps": 1}))
     plan = make_plan(job, "dense")
-    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 2).train(plan, 0, LR)))
+    assert_equal(list(SequentialEngine(job).train(plan, 0, LR)), list(engine_of(job, 1).train(plan, 0, LR)))
     tensors = [*model.parameters(), job.dataset.test.inputs, job.clients[0].inputs]
     assert not any(tensor.is_shared() for tensor in tensors)
-
-
-def test_processes_leave_no_temporary_file(engine_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    engine_of(make_job(), 2)
-    assert list(tmp_path.glob("sharding-*")) == []
 
 
 @pytest.mark.slow
