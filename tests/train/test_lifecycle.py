@@ -331,7 +331,7 @@ def test_checkpoints_are_at_most_a_minute_and_a_round_apart(tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_stops_a_run_after_the_current_round(number, tmp_path):
+def test_signal_stops_a_run_after_the_current_round(number, tmp_path, whole):
     config = tiny(tmp_path / "run", *OPTIONS, "checkpoint_every=100")
 
     def tell(metrics):
@@ -342,6 +342,8 @@ def test_signal_stops_a_run_after_the_current_round(number, tmp_path):
         run(config, [EachRound(tell)])
     assert stopped.value.signal == number
     assert len(read(config.directory)) == Checkpoint.read(config.directory / CHECKPOINT_FILE).rounds == 2
+    run(config, resume=True)
+    assert_same(config.directory, whole)
 
 
 def test_second_interrupt_stops_a_run_at_once(tmp_path):
