@@ -41,7 +41,7 @@ def format_of(stored: Tensor) -> Format:
     return "int8" if stored.shape[2] == SCALE + GROUP else "int4"
 
 
-def empty_quantized(rows: int, columns: int, name: Format, device: torch.device | str) -> Tensor:
+def empty_quantized(rows: int, columns: int, name: Format, device: torch.device) -> Tensor:
     """Return the storage of a matrix, without values."""
     if name in PLAIN:
         return torch.empty(rows, columns, dtype=PLAIN[name], device=device)

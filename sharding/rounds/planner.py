@@ -23,7 +23,7 @@ from sharding.layers import FactorizedLayer, factorized_type
 from sharding.layers.base import factorized_layers, residual_layers
 from sharding.layers.decomposition import check_layers, decompose_layers, form_of
 from sharding.layers.tail import stacked_terms
-from sharding.matrices.quantization import Format, check_format, empty_quantized, quantize_terms
+from sharding.matrices.quantization import Format, check_format, quantize_terms
 from sharding.matrices.spectrum import Spectrum
 from sharding.matrices.values import find_nonfinite
 from sharding.modules.copies import meta_copy
@@ -200,10 +200,7 @@ class ShardPlanner:
             terms[name] = Terms(indices, new(form.blocks * form.rows, n), new(form.blocks * form.columns, n), new(n))
             if self.tail_format is not None and most > n and _adds_tail(layer):
                 count = form.blocks * (most - n)
-                sides = (
-                    empty_quantized(count, length, self.tail_format, "meta") for length in (form.rows, form.columns)
-                )
-                tail[name] = torch.cat([*sides], dim=1)
+                tail[name] = quantize_terms(new(count, form.rows), new(count, form.columns), self.tail_format)
         return replace(common, terms=terms, keep_ratio=ratio, plan_id=f"0-{0:016x}", tail=tail)
 
     def frozen(self, model: nn.Module) -> Frozen:
