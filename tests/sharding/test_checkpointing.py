@@ -107,6 +107,18 @@ def test_checkpointed_blocks_take_less_memory():
     assert peaks[1] < 0.7 * peaks[0]
 
 
+def assert_same_training(plain, checkpointed):
+    """Two passes leave both models with the same parameters, buffers and gradients."""
+    x, states = torch.randn(4, 8), []
+    for model in (plain, checkpointed):
+        for _ in range(2):
+            model(x).square().sum().backward()
+        state = named_state(model)
+        states.append(state | {f"{name}.grad": part.grad for name, part in state.items() if part.requires_grad})
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
 class Normed(nn.Module):
     """A block that writes its buffers."""
 
@@ -124,14 +136,7 @@ def test_checkpointed_blocks_write_their_buffers_once(change):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(8, 8), Normed(), Normed(), nn.Linear(8, 2))
     checkpointed = change(copy.deepcopy(plain))
-    x, states = torch.randn(4, 8), []
-    for model in (plain, checkpointed):
-        for _ in range(2):
-            model(x).square().sum().backward()
-        state = named_state(model)
-        states.append(state | {f"{name}.grad": part.grad for name, part in state.items() if part.requires_grad})
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert_same_training(plain, checkpointed)
     assert sum(isinstance(module, CheckpointWrapper) for module in checkpointed.modules()) == 2
 
 
@@ -186,14 +191,7 @@ class Blocks(nn.Module):
 def test_checkpointed_blocks_write_a_codebook_once(in_place):
     torch.manual_seed(0)
     plain = Blocks(Quantized(in_place), Quantized(in_place))
-    x, states = torch.randn(4, 8), []
-    for model in (plain, checkpoint_blocks(copy.deepcopy(plain))):
-        for _ in range(2):
-            model(x).square().sum().backward()
-        state = named_state(model)
-        states.append(state | {f"{name}.grad": part.grad for name, part in state.items() if part.requires_grad})
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert_same_training(plain, checkpoint_blocks(copy.deepcopy(plain)))
 
 
 def test_random_numbers_of_the_device_of_an_input_by_name_are_restored(monkeypatch):

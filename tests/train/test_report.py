@@ -147,21 +147,30 @@ def test_report_with_an_invalid_configuration_leaves_the_run_out(runs, tmp_path,
 ENTRY = {"keep_ratio": 0.2, "anme": None, "magnitudes": [1.0], "inclusion": [1.0], "multipliers": [1.0], "draws": [1]}
 CLIENTS = {"samples": [3], "keep_ratios": [0.2], "classes": [[1, 2]]}
 MADE = {"engine": "auto", "threads": 1, "device": "cpu", "data": {}, "starts": []}
-SIDE_FILES = [
-    *(("clients.json", json.dumps({"quickstart": CLIENTS | wrong}), "cannot read") for wrong in (
-        {"samples": [1e308]}, {"samples": [1, 2]}, {"classes": [1]},
-    )),
-    *(("layers.jsonl", json.dumps({"round": 0, "layers": {"a": [ENTRY | wrong]}}), "cannot be read") for wrong in (
-        {"inclusion": ["x"]}, {"draws": None},
-    )),
-    ("layers.jsonl", json.dumps({"round": "x", "layers": {"a": [ENTRY]}}), "cannot be read"),
-    ("layers.jsonl", '{"round": 0, "layers": {}}', "have no layers.jsonl"),
-    ("provenance.json", json.dumps(MADE | {"starts": [1]}), "cannot read"),
-    ("provenance.json", "[" * 100_000, "provenance.json: it is nested too deeply"),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "told"), SIDE_FILES, ids=range(len(SIDE_FILES)))
+def clients_with(wrong):
+    return json.dumps({"quickstart": CLIENTS | wrong})
+
+
+def layers_with(wrong, round=0):
+    return json.dumps({"round": round, "layers": {"a": [ENTRY | wrong]}})
+
+
+SIDE_FILES = {
+    "too many samples": ("clients.json", clients_with({"samples": [1e308]}), "cannot read"),
+    "samples of others": ("clients.json", clients_with({"samples": [1, 2]}), "cannot read"),
+    "classes of no client": ("clients.json", clients_with({"classes": [1]}), "cannot read"),
+    "words for inclusion": ("layers.jsonl", layers_with({"inclusion": ["x"]}), "cannot be read"),
+    "no draws": ("layers.jsonl", layers_with({"draws": None}), "cannot be read"),
+    "a word for a round": ("layers.jsonl", layers_with({}, round="x"), "cannot be read"),
+    "no layers": ("layers.jsonl", '{"round": 0, "layers": {}}', "have no layers.jsonl"),
+    "a start that is a number": ("provenance.json", json.dumps(MADE | {"starts": [1]}), "cannot read"),
+    "deep": ("provenance.json", "[" * 100_000, "provenance.json: it is nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "told"), SIDE_FILES.values(), ids=SIDE_FILES)
 def test_report_with_an_invalid_side_file_still_has_a_page(runs, tmp_path, name, content, told):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "a" / name).write_text(f"{content}\n")

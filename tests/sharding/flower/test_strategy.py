@@ -555,8 +555,10 @@ def test_resumed_app_equals_one_that_was_not_stopped(averages):
         strategy = SpectralSharding(server, fraction_train=0.7, fraction_evaluate=0.4, min_evaluate_nodes=1)
         if state is not None:
             strategy.load_state_dict(state)
-        note = lambda number, arrays: tested.append(number)  # noqa: E731
-        result = strategy.start(grid_of(keep, evaluate=evaluate), num_rounds=rounds, timeout=0.0, evaluate_fn=note)
+        grid = grid_of(keep, evaluate=evaluate)
+        result = strategy.start(
+            grid, num_rounds=rounds, timeout=0.0, evaluate_fn=lambda number, arrays: tested.append(number)
+        )
         torch.save(strategy.state_dict(), file := BytesIO())
         file.seek(0)
         return torch.load(file, weights_only=True), result, seen, tested
@@ -846,7 +848,10 @@ def test_impossible_fraction_is_refused(name, value):
 
 def test_evaluate_fn_gets_the_state_of_each_round():
     server, states = server_of(), []
-    note = lambda number, arrays: states.append((number, arrays.to_torch_state_dict()))  # noqa: E731
+
+    def note(number, arrays):
+        states.append((number, arrays.to_torch_state_dict()))
+
     strategy = SpectralSharding(server, fraction_evaluate=0.0)
     strategy.start(grid_of(train), num_rounds=2, timeout=0.0, evaluate_fn=note)
     assert [number for number, _ in states] == [0, 1, 2]
@@ -858,7 +863,10 @@ def test_initial_arrays_are_those_of_the_average_too():
     model, other, states = make_model(), make_model(), []
     server = Server(model, ShardPlanner("top_n"), averaged=iterate_average(model))
     strategy = SpectralSharding(server, fraction_evaluate=0.0)
-    note = lambda number, arrays: states.append(arrays.to_torch_state_dict())  # noqa: E731
+
+    def note(number, arrays):
+        states.append(arrays.to_torch_state_dict())
+
     strategy.start(grid_of(train), ArrayRecord(other.state_dict()), num_rounds=1, timeout=0.0, evaluate_fn=note)
     assert_equal(states[0], other.state_dict())
     assert_equal(states[1], model.state_dict())
